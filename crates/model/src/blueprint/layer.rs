@@ -42,11 +42,22 @@ pub struct SubBlockBlueprint {
     pub scale: Option<VectorSource>,
 }
 
+impl LayerBlueprint {
+    /// A layer without an n-gram memory.
+    pub(crate) fn new(sub_blocks: impl Into<Vec<SubBlockBlueprint>>) -> Self {
+        Self { memory: None, sub_blocks: sub_blocks.into() }
+    }
+}
+
 impl SubBlockBlueprint {
     /// Sub-block `x += body(norm(x))`.
-    pub fn new(norm: impl Into<NormSource>, body: BodyBlueprint) -> Self {
-        let norm = norm.into();
-        Self { input: SubBlockInput::Residual { norm }, body, post_norm: None, scale: None }
+    pub fn new(norm: impl Into<NormSource>, body: impl Into<BodyBlueprint>) -> Self {
+        Self::reading(SubBlockInput::Residual { norm: norm.into() }, body)
+    }
+
+    /// Sub-block `x += body(input)`.
+    pub(crate) fn reading(input: SubBlockInput, body: impl Into<BodyBlueprint>) -> Self {
+        Self { input, body: body.into(), post_norm: None, scale: None }
     }
 }
 
@@ -142,6 +153,18 @@ pub enum BodyBlueprint {
     Mixer(MixerBlueprint),
     /// MLP or MoE.
     FeedForward(FeedForwardBlueprint),
+}
+
+impl From<MixerBlueprint> for BodyBlueprint {
+    fn from(mixer: MixerBlueprint) -> Self {
+        Self::Mixer(mixer)
+    }
+}
+
+impl From<FeedForwardBlueprint> for BodyBlueprint {
+    fn from(feed_forward: FeedForwardBlueprint) -> Self {
+        Self::FeedForward(feed_forward)
+    }
 }
 
 /// Token mixer.

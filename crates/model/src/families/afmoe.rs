@@ -8,7 +8,10 @@
 use moeflux_ops::GateFunction;
 
 use super::prelude::*;
-use crate::blueprint::{GateSource, OutputGate};
+use crate::{
+    blueprint::{GateSource, OutputGate},
+    parts::gqa::gated_gqa,
+};
 
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
@@ -35,9 +38,7 @@ struct AfmoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     windows: LayerWindows,
     #[serde(flatten)]
@@ -85,21 +86,15 @@ fn layer(config: &AfmoeConfig, i: usize, layer: &Scope<'_>) -> Result<LayerBluep
 fn attention(config: &AfmoeConfig, i: usize, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let (source, hidden) = (attention.source, config.body.hidden_size);
     let window = config.windows.of(source, i)?;
-    let shape = config.heads.shape(source, hidden)?;
+    let shape = config.gqa.heads.shape(source, hidden)?;
     let gate = OutputGate {
         function: GateFunction::Sigmoid,
         width: shape.v_head_dim,
         source: GateSource::Separate,
     };
     let shape = GqaShape { window, gate: Some(gate), ..shape };
-    let rope = match window {
-        Some(_) => config.rope.whole(source, shape.head_dim, RopePairs::Halves)?,
-        None => RopeShape::NONE,
-    };
-    Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
-        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
-        gate_proj: Some(attention.linear("gate_proj", shape.gate_outputs(), hidden)?),
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
-    })
+    let rope = RopeStyle::whole_if(window.is_some(), RopePairs::Halves);
+    let rope = config.gqa.rope.of(source, shape.head_dim, rope)?;
+    let params = GqaParams { hidden, shape, rope, qk_norm: QkNorm::PER_HEAD };
+    gated_gqa(attention, params, "gate_proj")
 }

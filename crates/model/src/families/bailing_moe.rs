@@ -5,7 +5,10 @@
 //! `bailing_moe.py`.
 
 use super::prelude::*;
-use crate::blueprint::LinearSource;
+use crate::{
+    blueprint::LinearSource,
+    parts::gqa::{GqaProjections, gqa_of},
+};
 
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
@@ -35,14 +38,14 @@ pub(super) const FAMILY: Family = Family {
     ..Family::new(blueprint)
 };
 
+const FUSED_QKV: &str = "query_key_value";
+
 #[derive(Deserialize)]
 struct BailingMoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     moe: GroupedMoe,
     rotary_dim: Option<usize>,
@@ -113,39 +116,37 @@ pub(super) fn with_generation(
 
 fn attention(config: &BailingMoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let (source, hidden) = (attention.source, config.body.hidden_size);
-    let shape = config.heads.shape(source, hidden)?;
-    let (q_rows, kv_rows) = (shape.q_outputs(), shape.kv_heads * shape.head_dim);
-    let fused = "query_key_value";
-    let [q_proj, k_proj, v_proj] = if attention.has_matrix(fused) {
-        let qkv = attention.matrix(fused, q_rows + 2 * kv_rows, hidden)?;
-        let part = |first: usize, rows: usize| -> Result<_, Error> {
-            let weight = source.gather_rows(&qkv, std::slice::from_ref(&(first..first + rows)))?;
-            Ok(LinearSource { weight, bias: None })
-        };
-        [part(0, q_rows)?, part(q_rows, kv_rows)?, part(q_rows + kv_rows, kv_rows)?]
-    } else {
+    let shape = config.gqa.heads.shape(source, hidden)?;
+    let projections = match attention.has_matrix(FUSED_QKV) {
+        true => fused_projections(attention, hidden, &shape)?,
         // GGUF files have three.
-        let part = |name, rows| attention.linear(name, rows, hidden);
-        [part("q_proj", q_rows)?, part("k_proj", kv_rows)?, part("v_proj", kv_rows)?]
+        false => GqaProjections::new(attention, hidden, &shape)?,
     };
-    let has_norms = config.use_qk_norm.unwrap_or(false);
-    let norm = |name| attention.norm_if(Some(has_norms), name, shape.head_dim);
     let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
-    Ok(GqaBlueprint {
-        rope: config.rope.partial(source, shape.head_dim, rotated)?,
-        q_proj,
-        k_proj,
-        v_proj: Some(v_proj),
-        gate_proj: None,
-        o_proj: attention.linear("dense", hidden, shape.heads * shape.v_head_dim)?,
-        q_norm: norm("query_layernorm")?,
-        k_norm: norm("key_layernorm")?,
-        norms_rotated: false,
-        v_norm: false,
-        sinks: None,
-        indexer: None,
-        shape,
-    })
+    let rope = config.gqa.rope.of(source, shape.head_dim, RopeStyle::Partial(rotated))?;
+    let qk_norm = QkNorm {
+        enabled: Some(config.use_qk_norm.unwrap_or(false)),
+        names: ["query_layernorm", "key_layernorm"],
+        ..QkNorm::PER_HEAD
+    };
+    let params = GqaParams { hidden, shape, rope, qk_norm };
+    gqa_of(attention, params, "dense", || Ok(projections))
+}
+
+fn fused_projections(
+    attention: &Scope<'_>,
+    hidden: usize,
+    shape: &GqaShape,
+) -> Result<GqaProjections, Error> {
+    let (q_rows, kv_rows) = (shape.q_outputs(), shape.kv_heads * shape.head_dim);
+    let qkv = attention.matrix(FUSED_QKV, q_rows + 2 * kv_rows, hidden)?;
+    let part = |first: usize, rows: usize| -> Result<_, Error> {
+        let rows = first..first + rows;
+        let weight = attention.source.gather_rows(&qkv, std::slice::from_ref(&rows))?;
+        Ok(LinearSource { weight, bias: None })
+    };
+    let (q, k) = (part(0, q_rows)?, part(q_rows, kv_rows)?);
+    Ok(GqaProjections { q, k, v: Some(part(q_rows + kv_rows, kv_rows)?), gate: None })
 }
 
 fn feed_forward(

@@ -32,9 +32,7 @@ struct Cohere2MoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     windows: LayerWindows,
     #[serde(flatten)]
@@ -103,15 +101,11 @@ fn attention(
     attention: &Scope<'_>,
     layer: usize,
 ) -> Result<GqaBlueprint, Error> {
-    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let source = attention.source;
     let window = config.windows.of(source, layer)?;
-    let shape = GqaShape { window, ..config.heads.shape(source, hidden)? };
     let is_prefix = config.prefix_dense_sliding_window_pattern.unwrap_or(1) == 1
         && !config.moe.is_sparse(source, layer)?;
-    let rope = if window.is_some() || is_prefix {
-        config.rope.whole(source, shape.head_dim, RopePairs::Interleaved)?
-    } else {
-        RopeShape::NONE
-    };
-    gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })
+    let rope = RopeStyle::whole_if(window.is_some() || is_prefix, RopePairs::Interleaved);
+    let style = GqaStyle { window, rope, ..GqaStyle::default() };
+    config.gqa.attention(attention, config.body.hidden_size, style)
 }

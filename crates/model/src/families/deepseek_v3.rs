@@ -9,6 +9,7 @@ use super::prelude::*;
 use crate::{
     blueprint::{LatentHeads, LatentQuery, MlaBlueprint, MlaShape, SparseBlueprint},
     checkpoint::source::{StackLayout, StackRequest},
+    parts::rope::RopeKeys,
 };
 
 pub(super) const FAMILY: Family = Family {

@@ -30,9 +30,7 @@ struct Dots1Config {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     moe: GroupedMoe,
     sliding_window: Option<usize>,
@@ -56,22 +54,11 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
             )
         },
     )?;
+    let style = GqaStyle { qk_norm: QkNorm::PER_HEAD, ..GqaStyle::default() };
+    let (hidden, moe) = (body.hidden_size, MoeStyle { stacked: "experts", ..MoeStyle::default() });
     body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = attention(&config, &layer.child("self_attn"))?;
-        let style = MoeStyle { stacked: "experts", ..MoeStyle::default() };
-        let mlp = layer.child("mlp");
-        let feed_forward = config.moe.feed_forward_with(&style, &mlp, i, body.hidden_size)?;
+        let attention = config.gqa.attention(&layer.child("self_attn"), hidden, style)?;
+        let feed_forward = config.moe.feed_forward_with(&moe, &layer.child("mlp"), i, hidden)?;
         body.layer(layer, attention, feed_forward)
-    })
-}
-
-fn attention(config: &Dots1Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
-    let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.source, hidden)?;
-    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Halves)?;
-    Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
-        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
 }

@@ -33,9 +33,7 @@ struct ErnieMoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     moe: GroupedMoe,
     moe_layer_start_index: Option<usize>,
@@ -55,19 +53,13 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
             format!("the \"{key}\" {:?} is not supported", value.as_deref().unwrap_or_default())
         })?;
     }
-    let body = &config.body;
+    let (body, rope) = (&config.body, RopeStyle::Whole(RopePairs::Interleaved));
+    let style = GqaStyle { rope, ..GqaStyle::default() };
     body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = attention(&config, &layer.child("self_attn"))?;
+        let attention = config.gqa.attention(&layer.child("self_attn"), body.hidden_size, style)?;
         let feed_forward = feed_forward(&config, &layer.child("mlp"), i)?;
         body.layer(layer, attention, feed_forward)
     })
-}
-
-fn attention(config: &ErnieMoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
-    let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.source, hidden)?;
-    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Interleaved)?;
-    gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })
 }
 
 fn feed_forward(

@@ -33,9 +33,7 @@ struct ExaoneMoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     windows: LayerWindows,
     #[serde(flatten)]
@@ -70,17 +68,12 @@ fn attention(
     window: Option<usize>,
     attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
-    let (source, hidden) = (attention.source, config.body.hidden_size);
-    let shape = GqaShape { window, ..config.heads.shape(source, hidden)? };
     // In a model with windows, layers of full attention have no positions.
-    let rope = if window.is_none() && config.windows.sliding_window.is_some() {
-        RopeShape::NONE
-    } else {
-        config.rope.whole(source, shape.head_dim, RopePairs::Halves)?
+    let has_positions = window.is_some() || config.windows.sliding_window.is_none();
+    let style = GqaStyle {
+        window,
+        rope: RopeStyle::whole_if(has_positions, RopePairs::Halves),
+        qk_norm: QkNorm::PER_HEAD,
     };
-    Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
-        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
-    })
+    config.gqa.attention(attention, config.body.hidden_size, style)
 }

@@ -11,8 +11,8 @@ use super::prelude::*;
 use crate::{
     blueprint::RouterNorm,
     parts::{
-        body::gqa_shape,
         expert_tensors::{ExpertKeys, ExpertSizes, experts},
+        gqa::{GqaProjections, gqa_of, gqa_shape},
         rope::RopeByType,
     },
 };
@@ -139,12 +139,12 @@ fn attention(
         ..gqa_shape(source, config.num_attention_heads, kv_heads, head_dim)?
     };
     let rope = config.rope_parameters.of(window).shape(source, head_dim, RopePairs::Halves)?;
-    Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", head_dim)?),
-        k_norm: Some(attention.norm("k_norm", head_dim)?),
-        v_norm: true,
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: !keys_are_values })?
-    })
+    let projections = || match keys_are_values {
+        true => GqaProjections::without_values(attention, hidden, &shape),
+        false => GqaProjections::new(attention, hidden, &shape),
+    };
+    let params = GqaParams { hidden, shape, rope, qk_norm: QkNorm::PER_HEAD };
+    Ok(GqaBlueprint { v_norm: true, ..gqa_of(attention, params, "o_proj", projections)? })
 }
 
 /// Sizes of the heads of layer `i`, where they differ from `head_dim` and `num_key_value_heads`.

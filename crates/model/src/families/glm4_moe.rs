@@ -45,9 +45,7 @@ struct Glm4MoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     moe: GroupedMoe,
     use_qk_norm: Option<bool>,
@@ -75,27 +73,17 @@ pub(super) fn with_defaults(
 ) -> Result<Blueprint, Error> {
     let config: Glm4MoeConfig = parse_config(source)?;
     let body = &config.body;
+    let rotated = RotatedPart { dims: None, default_share: defaults.rotary_share };
+    let enabled = config.use_qk_norm.or(defaults.qk_norm);
+    let style = GqaStyle {
+        rope: RopeStyle::Partial(rotated),
+        qk_norm: QkNorm { enabled, ..QkNorm::PER_HEAD },
+        ..GqaStyle::default()
+    };
     body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = attention(&config, defaults, &layer.child("self_attn"))?;
         let (mlp, hidden) = (layer.child("mlp"), body.hidden_size);
+        let attention = config.gqa.attention(&layer.child("self_attn"), hidden, style)?;
         let feed_forward = config.moe.feed_forward_with(&defaults.moe, &mlp, i, hidden)?;
         body.layer(layer, attention, feed_forward)
-    })
-}
-
-fn attention(
-    config: &Glm4MoeConfig,
-    defaults: Glm4Defaults,
-    attention: &Scope<'_>,
-) -> Result<GqaBlueprint, Error> {
-    let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.source, hidden)?;
-    let rotated = RotatedPart { dims: None, default_share: defaults.rotary_share };
-    let qk_norm = config.use_qk_norm.or(defaults.qk_norm);
-    let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
-    Ok(GqaBlueprint {
-        q_norm: attention.norm_if(qk_norm, "q_norm", shape.head_dim)?,
-        k_norm: attention.norm_if(qk_norm, "k_norm", shape.head_dim)?,
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
 }

@@ -51,9 +51,7 @@ struct GptOssConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     /// Of one expert.
     intermediate_size: usize,
     num_local_experts: usize,
@@ -82,11 +80,11 @@ fn attention(
     attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let shape = GqaShape { window, ..config.heads.shape(attention.source, hidden)? };
-    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Halves)?;
+    let shape = config.gqa.heads.shape(attention.source, hidden)?;
+    let style = GqaStyle { window, ..GqaStyle::default() };
     Ok(GqaBlueprint {
         sinks: Some(attention.vector("sinks", shape.heads)?),
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+        ..config.gqa.attention(attention, hidden, style)?
     })
 }
 

@@ -31,9 +31,7 @@ pub(super) struct GraniteMoeConfig {
     #[serde(flatten)]
     pub(super) body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     pub(super) moe: SoftmaxMoe,
     #[serde(default)]
@@ -87,13 +85,12 @@ impl GraniteMoeConfig {
             scale: self.attention_multiplier,
             // The output of attention is linear in the values.
             value_scale: self.residual_multiplier,
-            ..self.heads.shape(source, hidden)?
+            ..self.gqa.heads.shape(source, hidden)?
         };
-        let rope = match has_rope {
-            true => self.rope.whole(source, shape.head_dim, RopePairs::Halves)?,
-            false => RopeShape::NONE,
-        };
-        let attention = gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?;
+        let rope = RopeStyle::whole_if(has_rope, RopePairs::Halves);
+        let rope = self.gqa.rope.of(source, shape.head_dim, rope)?;
+        let params = GqaParams { hidden, shape, rope, qk_norm: QkNorm::NONE };
+        let attention = gqa(attention, params)?;
         Require(source).that(!self.attention_bias && attention.o_proj.bias.is_none(), || {
             "\"attention_bias\" is true: the bias of o_proj would lack a factor".to_owned()
         })?;

@@ -35,9 +35,7 @@ struct HunyuanMoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     /// Of a dense layer, of the shared expert, and of the others unless a list says otherwise.
     intermediate_size: usize,
     moe_intermediate_size: Option<PerLayer<usize>>,
@@ -70,16 +68,11 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
 }
 
 fn attention(config: &HunyuanMoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
-    let (source, hidden) = (attention.source, config.body.hidden_size);
-    let shape = config.heads.shape(source, hidden)?;
-    let rope = config.rope.whole(source, shape.head_dim, RopePairs::Halves)?;
-    let norm = |name| attention.norm_if(config.use_qk_norm, name, shape.head_dim);
-    Ok(GqaBlueprint {
-        q_norm: norm("query_layernorm")?,
-        k_norm: norm("key_layernorm")?,
-        norms_rotated: true,
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
-    })
+    let (enabled, names) = (config.use_qk_norm, ["query_layernorm", "key_layernorm"]);
+    let qk_norm = QkNorm { enabled, names, ..QkNorm::PER_HEAD };
+    let style = GqaStyle { qk_norm, ..GqaStyle::default() };
+    let gqa = config.gqa.attention(attention, config.body.hidden_size, style)?;
+    Ok(GqaBlueprint { norms_rotated: true, ..gqa })
 }
 
 fn feed_forward(

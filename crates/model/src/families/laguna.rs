@@ -10,7 +10,10 @@ use serde_json::Value;
 use super::prelude::*;
 use crate::{
     blueprint::{GateSource, OutputGate},
-    parts::{body::gqa_shape, rope::RopeByType},
+    parts::{
+        gqa::{gated_gqa, gqa_shape},
+        rope::RopeByType,
+    },
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -100,12 +103,8 @@ fn attention(
     let shape = GqaShape { window, gate: Some(gate), ..shape };
     let rotated = RotatedPart { dims: None, default_share: 1.0 };
     let rope = config.rope_parameters.of(window).partial(source, head_dim, rotated)?;
-    Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", head_dim)?),
-        k_norm: Some(attention.norm("k_norm", head_dim)?),
-        gate_proj: Some(attention.linear("g_proj", shape.gate_outputs(), hidden)?),
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
-    })
+    let params = GqaParams { hidden, shape, rope, qk_norm: QkNorm::PER_HEAD };
+    gated_gqa(attention, params, "g_proj")
 }
 
 /// Gates per head.

@@ -6,7 +6,10 @@
 //! mlx-lm, `lfm2_moe.py`.
 
 use super::prelude::*;
-use crate::{blueprint::ShortConvBlueprint, parts::body::gqa_with};
+use crate::{
+    blueprint::ShortConvBlueprint,
+    parts::gqa::{GqaProjections, gqa_of},
+};
 
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
@@ -34,9 +37,7 @@ struct Lfm2MoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     moe: GroupedMoe,
     layer_types: Option<Vec<String>>,
@@ -94,13 +95,12 @@ impl Lfm2MoeConfig {
 
     fn attention(&self, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
         let (source, hidden) = (attention.source, self.body.hidden_size);
-        let shape = self.heads.shape(source, hidden)?;
-        let rope = self.rope.whole(source, shape.head_dim, RopePairs::Halves)?;
-        Ok(GqaBlueprint {
-            q_norm: Some(attention.norm("q_layernorm", shape.head_dim)?),
-            k_norm: Some(attention.norm("k_layernorm", shape.head_dim)?),
-            ..gqa_with("out_proj", attention, GqaParams { hidden, shape, rope, v_proj: true })?
-        })
+        let shape = self.gqa.heads.shape(source, hidden)?;
+        let rope = RopeStyle::Whole(RopePairs::Halves);
+        let rope = self.gqa.rope.of(source, shape.head_dim, rope)?;
+        let qk_norm = QkNorm { names: ["q_layernorm", "k_layernorm"], ..QkNorm::PER_HEAD };
+        let params = GqaParams { hidden, shape, rope, qk_norm };
+        gqa_of(attention, params, "out_proj", || GqaProjections::new(attention, hidden, &shape))
     }
 
     fn short_conv(&self, conv: &Scope<'_>) -> Result<ShortConvBlueprint, Error> {

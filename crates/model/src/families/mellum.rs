@@ -4,7 +4,7 @@
 //! type of layer. Sources: the published `config.json`; transformers, `modeling_mellum.py`.
 
 use super::prelude::*;
-use crate::parts::rope::RopeByType;
+use crate::parts::{gqa::Heads, rope::RopeByType};
 
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
@@ -62,9 +62,5 @@ fn attention(
     let shape = GqaShape { window, ..config.heads.shape(source, hidden)? };
     let rope = config.rope_parameters.of(window);
     let rope = rope.whole(source, shape.head_dim, RopePairs::Halves)?;
-    Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
-        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
-    })
+    gqa(attention, GqaParams { hidden, shape, rope, qk_norm: QkNorm::PER_HEAD })
 }

@@ -13,7 +13,10 @@ use super::prelude::*;
 use crate::{
     blueprint::LinearSource,
     checkpoint::source::{StackLayout, StackRequest},
-    parts::{body::gqa_shape, rope::RopeByType},
+    parts::{
+        gqa::{GqaProjections, gqa_of, gqa_shape},
+        rope::RopeByType,
+    },
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -111,30 +114,13 @@ fn attention(
         false => config.add_full_attention_sink_bias,
     };
     let sinks = || attention.vector("attention_sink_bias", shape.heads);
-    let projections = match attention.has_matrix("qkv_proj") {
-        true => sharded_projections(attention, hidden, &shape)?,
-        false => [
-            attention.linear("q_proj", shape.q_outputs(), hidden)?,
-            attention.linear("k_proj", shape.kv_heads * shape.head_dim, hidden)?,
-            attention.linear("v_proj", shape.kv_heads * shape.v_head_dim, hidden)?,
-        ],
+    let projections = || match attention.has_matrix("qkv_proj") {
+        true => sharded_projections(attention, hidden, &shape),
+        false => GqaProjections::new(attention, hidden, &shape),
     };
-    let [q_proj, k_proj, v_proj] = projections;
-    Ok(GqaBlueprint {
-        rope,
-        q_proj,
-        k_proj,
-        v_proj: Some(v_proj),
-        gate_proj: None,
-        o_proj: attention.linear("o_proj", hidden, shape.heads * shape.v_head_dim)?,
-        q_norm: None,
-        k_norm: None,
-        norms_rotated: false,
-        v_norm: false,
-        sinks: has_sinks.unwrap_or(false).then(sinks).transpose()?,
-        indexer: None,
-        shape,
-    })
+    let params = GqaParams { hidden, shape, rope, qk_norm: QkNorm::NONE };
+    let gqa = gqa_of(attention, params, "o_proj", projections)?;
+    Ok(GqaBlueprint { sinks: has_sinks.unwrap_or(false).then(sinks).transpose()?, ..gqa })
 }
 
 /// Queries, keys and values of `qkv_proj`: shards of tensor parallelism one after another, each
@@ -143,7 +129,7 @@ fn sharded_projections(
     attention: &Scope<'_>,
     hidden: usize,
     shape: &GqaShape,
-) -> Result<[LinearSource; 3], Error> {
+) -> Result<GqaProjections, Error> {
     let source = attention.source;
     let &GqaShape { heads, kv_heads, head_dim, v_head_dim, .. } = shape;
     Require(source).that(kv_heads.is_multiple_of(QKV_SHARDS), || {
@@ -163,7 +149,12 @@ fn sharded_projections(
         let weight = source.gather_stacked_rows(&name, &stack, count, range)?;
         Ok(LinearSource { weight, bias: None })
     };
-    Ok([part(0..q)?, part(q..q + k)?, part(q + k..rows)?])
+    Ok(GqaProjections {
+        q: part(0..q)?,
+        k: part(q..q + k)?,
+        v: Some(part(q + k..rows)?),
+        gate: None,
+    })
 }
 
 fn shape(

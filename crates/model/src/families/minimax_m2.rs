@@ -31,9 +31,7 @@ struct MinimaxM2Config {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     /// Of one expert.
     intermediate_size: usize,
     rotary_dim: Option<usize>,
@@ -60,20 +58,16 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
 }
 
 fn attention(config: &MinimaxM2Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
-    let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.source, hidden)?;
-    let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
-    let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
     let kind = config.qk_norm_type.as_deref().unwrap_or("per_layer");
     Require(attention.source)
         .that(kind == "per_layer", || format!("the \"qk_norm_type\" {kind:?} is not supported"))?;
-    // One norm over all heads.
-    let norm = |name, heads| attention.norm_if(config.use_qk_norm, name, heads * shape.head_dim);
-    Ok(GqaBlueprint {
-        q_norm: norm("q_norm", shape.heads)?,
-        k_norm: norm("k_norm", shape.kv_heads)?,
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
-    })
+    let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
+    let style = GqaStyle {
+        rope: RopeStyle::Partial(rotated),
+        qk_norm: QkNorm { enabled: config.use_qk_norm, ..QkNorm::OVER_ALL_HEADS },
+        ..GqaStyle::default()
+    };
+    config.gqa.attention(attention, config.body.hidden_size, style)
 }
 
 fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error> {

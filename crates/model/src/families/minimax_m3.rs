@@ -41,9 +41,7 @@ struct MinimaxM3Config {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     /// Its `intermediate_size` is that of an expert.
     #[serde(flatten)]
     moe: GroupedMoe,
@@ -146,9 +144,9 @@ fn attention(
     attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
     let (source, hidden) = (attention.source, config.body.hidden_size);
-    let shape = config.heads.shape(source, hidden)?;
+    let shape = config.gqa.heads.shape(source, hidden)?;
     let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
-    let rope = config.rope.partial(source, shape.head_dim, rotated)?;
+    let rope = config.gqa.rope.of(source, shape.head_dim, RopeStyle::Partial(rotated))?;
     let indexer = config.indexer(source, i)?.map(|keys| {
         let heads = keys.sparse_num_index_heads;
         Require(source).that(heads == shape.kv_heads, || {
@@ -156,12 +154,9 @@ fn attention(
         })?;
         block_indexer(keys, attention, hidden, &rope).map(GqaIndexer::Blocks)
     });
-    Ok(GqaBlueprint {
-        q_norm: attention.norm_if(config.use_qk_norm, "q_norm", shape.head_dim)?,
-        k_norm: attention.norm_if(config.use_qk_norm, "k_norm", shape.head_dim)?,
-        indexer: indexer.transpose()?,
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
-    })
+    let indexer = indexer.transpose()?;
+    let qk_norm = QkNorm { enabled: config.use_qk_norm, ..QkNorm::PER_HEAD };
+    Ok(GqaBlueprint { indexer, ..gqa(attention, GqaParams { hidden, shape, rope, qk_norm })? })
 }
 
 fn block_indexer(

@@ -29,9 +29,7 @@ struct MixtralConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     moe: SoftmaxMoe,
     /// Window of all layers.
@@ -41,20 +39,14 @@ struct MixtralConfig {
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: MixtralConfig = parse_config(source)?;
     config.moe.size_experts_as_mlp();
-    config.body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = attention(&config, &layer.child("self_attn"))?;
-        let feed_forward = feed_forward(&config, &layer.child("block_sparse_moe"), i)?;
-        config.body.layer(layer, attention, feed_forward)
-    })
-}
-
-fn attention(config: &MixtralConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
-    let (source, hidden, window) =
-        (attention.source, config.body.hidden_size, config.sliding_window);
+    let (body, window) = (&config.body, config.sliding_window);
     Require(source).sizes(&[("sliding_window", window.unwrap_or(1))])?;
-    let shape = GqaShape { window, ..config.heads.shape(source, hidden)? };
-    let rope = config.rope.whole(source, shape.head_dim, RopePairs::Halves)?;
-    gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })
+    let style = GqaStyle { window, ..GqaStyle::default() };
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = config.gqa.attention(&layer.child("self_attn"), body.hidden_size, style)?;
+        let feed_forward = feed_forward(&config, &layer.child("block_sparse_moe"), i)?;
+        body.layer(layer, attention, feed_forward)
+    })
 }
 
 fn feed_forward(

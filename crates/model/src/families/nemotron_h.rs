@@ -11,7 +11,10 @@ use serde_json::Value;
 use super::prelude::*;
 use crate::{
     blueprint::Mamba2Shape,
-    parts::mamba2::{Mamba2Keys, Mamba2Params, step_limits},
+    parts::{
+        gqa::Heads,
+        mamba2::{Mamba2Keys, Mamba2Params, step_limits},
+    },
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -202,7 +205,8 @@ impl NemotronHConfig {
     fn attention(&self, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
         let hidden = self.body.hidden_size;
         let shape = self.heads.shape(attention.source, hidden)?;
-        gqa(attention, GqaParams { hidden, shape, rope: RopeShape::NONE, v_proj: true })
+        let (rope, qk_norm) = (RopeShape::NONE, QkNorm::NONE);
+        gqa(attention, GqaParams { hidden, shape, rope, qk_norm })
     }
 
     fn experts(&self, moe: &Scope<'_>) -> Result<FeedForwardBlueprint, Error> {

@@ -31,9 +31,7 @@ struct PhimoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    gqa: GqaKeys,
     #[serde(flatten)]
     moe: SoftmaxMoe,
     /// Half of the relative distance within which experts weigh against each other.
@@ -44,22 +42,14 @@ struct PhimoeConfig {
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: PhimoeConfig = parse_config(source)?;
     config.moe.size_experts_as_mlp();
-    config.body.blueprint(source, NormWeights::Layer, |i, layer| {
-        let attention = attention(&config, &layer.child("self_attn"))?;
+    let body = &config.body;
+    let window = config.sliding_window.filter(|w| (1..body.max_position_embeddings).contains(w));
+    let style = GqaStyle { window, ..GqaStyle::default() };
+    body.blueprint(source, NormWeights::Layer, |i, layer| {
+        let attention = config.gqa.attention(&layer.child("self_attn"), body.hidden_size, style)?;
         let feed_forward = feed_forward(&config, &layer.child("block_sparse_moe"), i)?;
-        config.body.layer(layer, attention, feed_forward)
+        body.layer(layer, attention, feed_forward)
     })
-}
-
-fn attention(config: &PhimoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
-    let (source, body) = (attention.source, &config.body);
-    let hidden = body.hidden_size;
-    let shape = GqaShape {
-        window: config.sliding_window.filter(|w| (1..body.max_position_embeddings).contains(w)),
-        ..config.heads.shape(source, hidden)?
-    };
-    let rope = config.rope.whole(source, shape.head_dim, RopePairs::Halves)?;
-    gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })
 }
 
 fn feed_forward(

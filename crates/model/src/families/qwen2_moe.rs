@@ -3,10 +3,7 @@
 //! The architecture of `qwen3_moe` without norms of queries and keys, with their biases and a gated
 //! shared expert. Sources: Qwen2 Technical Report, 2024; the published `config.json`s.
 
-use super::{
-    prelude::*,
-    qwen3_moe::{HeadNorms, with_norms},
-};
+use super::{prelude::*, qwen3_moe::build};
 
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
@@ -28,5 +25,5 @@ pub(super) const FAMILY: Family = Family {
 };
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
-    with_norms(source, HeadNorms::No)
+    build(source, &parse_config(source)?, QkNorm::NONE)
 }

@@ -48,9 +48,7 @@ pub(super) struct Qwen35MoeConfig {
     #[serde(flatten)]
     pub(super) body: Body,
     #[serde(flatten)]
-    heads: Heads,
-    #[serde(flatten)]
-    pub(super) rope: RopeKeys,
+    pub(super) gqa: GqaKeys,
     #[serde(flatten)]
     moe: SoftmaxMoe,
     linear_num_value_heads: usize,
@@ -128,7 +126,7 @@ impl Qwen35MoeConfig {
 
     /// Elements of a head of full attention.
     pub(super) fn head_dim(&self, source: &dyn TensorSource) -> Result<usize, Error> {
-        Ok(self.heads.shape(source, self.body.hidden_size)?.head_dim)
+        Ok(self.gqa.heads.shape(source, self.body.hidden_size)?.head_dim)
     }
 
     /// The delta-net of a layer.
@@ -209,7 +207,7 @@ pub(super) fn attention(
     attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.source, hidden)?;
+    let shape = config.gqa.heads.shape(attention.source, hidden)?;
     let gate = OutputGate {
         function: GateFunction::Sigmoid,
         width: shape.v_head_dim,
@@ -218,11 +216,9 @@ pub(super) fn attention(
     let is_gated = config.attn_output_gate.unwrap_or(true);
     let shape = GqaShape { gate: is_gated.then_some(gate), ..shape };
     let rotated = RotatedPart { dims: None, default_share: 0.25 };
-    let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
+    let rope = config.gqa.rope.of(attention.source, shape.head_dim, RopeStyle::Partial(rotated))?;
     Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
-        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+        ..gqa(attention, GqaParams { hidden, shape, rope, qk_norm: QkNorm::PER_HEAD })?
     })
 }
 

@@ -34,57 +34,32 @@ pub(super) const FAMILY: Family = Family {
 };
 
 #[derive(Deserialize)]
-struct Qwen3MoeConfig {
+pub(super) struct Qwen3MoeConfig {
     #[serde(flatten)]
     body: Body,
     #[serde(flatten)]
-    heads: Heads,
+    gqa: GqaKeys,
     #[serde(flatten)]
-    rope: RopeKeys,
-    #[serde(flatten)]
-    moe: SoftmaxMoe,
+    pub(super) moe: SoftmaxMoe,
     #[serde(default)]
     norm_topk_prob: bool,
 }
 
-/// Norms of queries and keys.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum HeadNorms {
-    No,
-    PerHead,
-}
-
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
-    with_norms(source, HeadNorms::PerHead)
+    build(source, &parse_config(source)?, QkNorm::PER_HEAD)
 }
 
-/// Blueprint of the architecture, with these norms of queries and keys.
-pub(super) fn with_norms(source: &dyn TensorSource, norms: HeadNorms) -> Result<Blueprint, Error> {
-    let config: Qwen3MoeConfig = parse_config(source)?;
-    let (body, normalize) = (&config.body, config.norm_topk_prob);
-    body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = attention(&config, norms, &layer.child("self_attn"))?;
-        let mlp = layer.child("mlp");
-        let feed_forward = config.moe.feed_forward(&mlp, i, body.hidden_size, normalize)?;
-        body.layer(layer, attention, feed_forward)
-    })
-}
-
-fn attention(
+/// The model with these norms of queries and keys.
+pub(super) fn build(
+    source: &dyn TensorSource,
     config: &Qwen3MoeConfig,
-    norms: HeadNorms,
-    attention: &Scope<'_>,
-) -> Result<GqaBlueprint, Error> {
-    let hidden = config.body.hidden_size;
-    let shape = config.heads.shape(attention.source, hidden)?;
-    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Halves)?;
-    let norm = |name| {
-        (norms == HeadNorms::PerHead).then(|| attention.norm(name, shape.head_dim)).transpose()
-    };
-    let (q_norm, k_norm) = (norm("q_norm")?, norm("k_norm")?);
-    Ok(GqaBlueprint {
-        q_norm,
-        k_norm,
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    qk_norm: QkNorm,
+) -> Result<Blueprint, Error> {
+    let Qwen3MoeConfig { body, gqa, moe, norm_topk_prob } = config;
+    let (hidden, style) = (body.hidden_size, GqaStyle { qk_norm, ..GqaStyle::default() });
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = gqa.attention(&layer.child("self_attn"), hidden, style)?;
+        let feed_forward = moe.feed_forward(&layer.child("mlp"), i, hidden, *norm_topk_prob)?;
+        body.layer(layer, attention, feed_forward)
     })
 }

@@ -187,7 +187,7 @@ impl Qwen4ExpConfig {
         let rotated = RotatedPart { dims: None, default_share: 0.25 };
         // As many elements are rotated as of the heads of attention.
         let attention_head = self.base.head_dim(source)?;
-        let shape = self.base.rope.partial(source, attention_head, rotated)?;
+        let shape = self.base.gqa.rope.of(source, attention_head, RopeStyle::Partial(rotated))?;
         Require(source).that(2 * shape.frequencies.len() <= width, || {
             format!("\"indexer_head_dim\" is {width}, less than the rotated part of a head")
         })?;

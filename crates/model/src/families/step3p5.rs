@@ -10,7 +10,10 @@ use moeflux_ops::GateFunction;
 use super::prelude::*;
 use crate::{
     blueprint::{GateSource, OutputGate},
-    parts::{body::gqa_shape, rope::RopeLists},
+    parts::{
+        gqa::{gated_gqa, gqa_shape},
+        rope::RopeLists,
+    },
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -100,13 +103,8 @@ fn attention(
     let shape = gqa_shape(source, num_attention_heads, num_attention_groups, head_dim)?;
     let shape = GqaShape { window, gate: is_gated.then_some(gate), ..shape };
     let rope = config.rope.of(source, i, &shape)?;
-    let gates = shape.gate_outputs();
-    Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", head_dim)?),
-        k_norm: Some(attention.norm("k_norm", head_dim)?),
-        gate_proj: is_gated.then(|| attention.linear("g_proj", gates, hidden)).transpose()?,
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
-    })
+    let params = GqaParams { hidden, shape, rope, qk_norm: QkNorm::PER_HEAD };
+    gated_gqa(attention, params, "g_proj")
 }
 
 fn feed_forward(

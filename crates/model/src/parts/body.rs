@@ -1,4 +1,4 @@
-//! Parts that all models share: embedding, head, layers with two norms, grouped-query attention.
+//! Parts that all models share: embedding, head, layers with two norms.
 
 use moeflux_base::Error;
 use serde::Deserialize;
@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     blueprint::{
-        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
-        MixerBlueprint, RopeShape, SubBlockBlueprint, SubBlockInput,
+        Blueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, SubBlockBlueprint,
+        SubBlockInput,
     },
     checkpoint::{source::TensorSource, tensor_names},
 };
@@ -123,16 +123,13 @@ impl Body {
         mixer: impl Into<MixerBlueprint>,
         feed_forward: impl Into<FeedForwardBlueprint>,
     ) -> Result<LayerBlueprint, Error> {
+        let (mixer, feed_forward): (MixerBlueprint, FeedForwardBlueprint) =
+            (mixer.into(), feed_forward.into());
         let norm = |name| layer.stream_norm(name, self.hidden_size);
-        let mixer = BodyBlueprint::Mixer(mixer.into());
-        let feed_forward = BodyBlueprint::FeedForward(feed_forward.into());
-        Ok(LayerBlueprint {
-            memory: None,
-            sub_blocks: vec![
-                SubBlockBlueprint::new(norm("input_layernorm")?, mixer),
-                SubBlockBlueprint::new(norm("post_attention_layernorm")?, feed_forward),
-            ],
-        })
+        Ok(LayerBlueprint::new([
+            SubBlockBlueprint::new(norm("input_layernorm")?, mixer),
+            SubBlockBlueprint::new(norm("post_attention_layernorm")?, feed_forward),
+        ]))
     }
 }
 
@@ -169,87 +166,4 @@ impl Prefixes {
             source.tensor_error(name, &format!("no shard has it under any known prefix{like}"))
         })
     }
-}
-
-/// Config keys of grouped-query attention.
-#[derive(Deserialize)]
-pub(crate) struct Heads {
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    head_dim: Option<usize>,
-}
-
-impl Heads {
-    /// Checked shape of full (not windowed) attention.
-    pub(crate) fn shape(
-        &self,
-        source: &dyn TensorSource,
-        hidden: usize,
-    ) -> Result<GqaShape, Error> {
-        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        let head_dim = self.head_dim.unwrap_or(hidden / heads.max(1));
-        gqa_shape(source, heads, kv_heads, head_dim)
-    }
-}
-
-/// Checked shape of full (not windowed) attention, with values as wide as keys.
-pub(crate) fn gqa_shape(
-    source: &dyn TensorSource,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-) -> Result<GqaShape, Error> {
-    let require = Require(source);
-    require.sizes(&[
-        ("num_attention_heads", heads),
-        ("num_key_value_heads", kv_heads),
-        ("head_dim", head_dim),
-    ])?;
-    require.that(heads.is_multiple_of(kv_heads), || {
-        format!(
-            "\"num_attention_heads\" is {heads}, not a multiple of \"num_key_value_heads\", \
-             {kv_heads}"
-        )
-    })?;
-    Ok(GqaShape::new(heads, kv_heads, head_dim))
-}
-
-/// Arguments of [`gqa`].
-pub(crate) struct GqaParams {
-    pub(crate) hidden: usize,
-    pub(crate) shape: GqaShape,
-    pub(crate) rope: RopeShape,
-    /// Whether there is a `v_proj`. Without one, values are the output of `k_proj` and as wide.
-    pub(crate) v_proj: bool,
-}
-
-/// Projections of grouped-query attention, with biases where they exist; no norms, no sinks.
-pub(crate) fn gqa(attention: &Scope<'_>, params: GqaParams) -> Result<GqaBlueprint, Error> {
-    gqa_with("o_proj", attention, params)
-}
-
-/// The same with another name of the output projection.
-pub(crate) fn gqa_with(
-    o_proj: &str,
-    attention: &Scope<'_>,
-    params: GqaParams,
-) -> Result<GqaBlueprint, Error> {
-    let GqaParams { hidden, shape, rope, v_proj } = params;
-    let GqaShape { heads, kv_heads, head_dim, v_head_dim, .. } = shape;
-    let v_outputs = kv_heads * v_head_dim;
-    Ok(GqaBlueprint {
-        rope,
-        q_proj: attention.linear("q_proj", shape.q_outputs(), hidden)?,
-        k_proj: attention.linear("k_proj", kv_heads * head_dim, hidden)?,
-        v_proj: v_proj.then(|| attention.linear("v_proj", v_outputs, hidden)).transpose()?,
-        gate_proj: None,
-        o_proj: attention.linear(o_proj, hidden, heads * v_head_dim)?,
-        shape,
-        q_norm: None,
-        k_norm: None,
-        norms_rotated: false,
-        v_norm: false,
-        sinks: None,
-        indexer: None,
-    })
 }

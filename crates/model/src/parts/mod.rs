@@ -1,6 +1,6 @@
 //! Parts that several families have.
 //!
-//! `body.rs` has embedding, head, layers and attention; `rope.rs`, `windows.rs`, `kda.rs`,
+//! `body.rs` has embedding, head and layers; `gqa.rs`, `rope.rs`, `windows.rs`, `kda.rs`,
 //! `mamba2.rs`, `softmax_moe.rs`, `grouped_moe.rs`, `expert_tensors.rs`, `hyper_connections.rs` and
 //! `ngram_memory.rs` are named after their contents; `drafter.rs` has heads for multi-token
 //! prediction. `config.rs` reads configs and checks their values, `scope.rs` looks tensors up by
@@ -10,6 +10,7 @@ pub(crate) mod body;
 pub(crate) mod config;
 pub(crate) mod drafter;
 pub(crate) mod expert_tensors;
+pub(crate) mod gqa;
 pub(crate) mod grouped_moe;
 pub(crate) mod hyper_connections;
 pub(crate) mod kda;

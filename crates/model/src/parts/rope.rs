@@ -138,6 +138,24 @@ impl RopeLists {
     }
 }
 
+/// Elements of each head that RoPE rotates.
+#[derive(Clone, Copy)]
+pub(crate) enum RopeStyle {
+    /// All, in these pairs.
+    Whole(RopePairs),
+    /// The first ones, by halves.
+    Partial(RotatedPart),
+    /// None: a layer without positions (NoPE).
+    Nope,
+}
+
+impl RopeStyle {
+    /// RoPE on whole heads or, in models that have it in some layers only, NoPE.
+    pub(crate) const fn whole_if(has_positions: bool, pairs: RopePairs) -> Self {
+        if has_positions { Self::Whole(pairs) } else { Self::Nope }
+    }
+}
+
 /// Part of each head that RoPE rotates.
 #[derive(Clone, Copy)]
 pub(crate) struct RotatedPart {
@@ -171,24 +189,18 @@ impl RopeKeys {
         })
     }
 
-    /// RoPE on a part of heads of `head_dim` elements.
-    pub(crate) fn partial(
+    /// RoPE of heads of `head_dim` elements. Without positions the keys are not read.
+    pub(crate) fn of(
         &self,
         source: &dyn TensorSource,
         head_dim: usize,
-        rotated: RotatedPart,
+        style: RopeStyle,
     ) -> Result<RopeShape, Error> {
-        self.config(source)?.partial(source, head_dim, rotated)
-    }
-
-    /// RoPE on all `dims` elements.
-    pub(crate) fn whole(
-        &self,
-        source: &dyn TensorSource,
-        dims: usize,
-        pairs: RopePairs,
-    ) -> Result<RopeShape, Error> {
-        self.config(source)?.whole(source, dims, pairs)
+        match style {
+            RopeStyle::Whole(pairs) => self.config(source)?.whole(source, head_dim, pairs),
+            RopeStyle::Partial(part) => self.config(source)?.partial(source, head_dim, part),
+            RopeStyle::Nope => Ok(RopeShape::NONE),
+        }
     }
 }
 
@@ -477,7 +489,8 @@ mod tests {
         config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         let keys = RopeKeys::deserialize(&config).unwrap();
         let (changes, has) = (SourceChanges::default(), |_: &str| false);
-        keys.whole(&Recorder::new(&config, changes, &has), 16, RopePairs::Halves)
+        let style = RopeStyle::Whole(RopePairs::Halves);
+        keys.of(&Recorder::new(&config, changes, &has), 16, style)
     }
 
     fn assert_near(values: &[f32], expected: &[f32]) {
