@@ -21,15 +21,14 @@ pub(super) const FAMILY: Family = Family {
         checked: "transformers, mlx-lm",
     }],
     layer_types: SLIDING,
-    presets: &[
-        // The model of huggingface.co/arcee-ai/Trinity-Mini, not compared with its config.json.
-        Preset {
-            name: "trinity-mini",
-            description: "Trinity-Mini: 32 layers, 3 of 4 sliding, 2 dense, 128 experts, 8 per token; 15 GB",
-            sizes: PresetSizes { parameters: 26.1, active: 3.06, expert_mb: 3.54 },
-            config: published!("afmoe/trinity-mini.json"),
-        },
-    ],
+    // The model of huggingface.co/arcee-ai/Trinity-Mini, not compared with its config.json.
+    presets: &[Preset {
+        name: "trinity-mini",
+        description: "Trinity-Mini: 32 layers, 3 of 4 sliding, 2 dense, 128 experts, 8 per token; \
+             15 GB",
+        sizes: PresetSizes { parameters: 26.1, active: 3.06, expert_mb: 3.54 },
+        config: published!("afmoe/trinity-mini.json"),
+    }],
     ..Family::new(blueprint)
 };
 

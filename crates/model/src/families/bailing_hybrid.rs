@@ -29,7 +29,8 @@ pub(super) const FAMILY: Family = Family {
         // config.json.
         Preset {
             name: "ling-3.0-tiny",
-            description: "Ling-3.0-tiny: 24 layers, 3 of 4 KDA, 1 dense, 128 experts, 8 per token; 4 GB",
+            description: "Ling-3.0-tiny: 24 layers, 3 of 4 KDA, 1 dense, 128 experts, 8 per token; \
+                 4 GB",
             sizes: PresetSizes { parameters: 7.9, active: 1.14, expert_mb: 1.33 },
             config: published!("bailing_hybrid/ling-3.0-tiny.json"),
         },
@@ -37,7 +38,8 @@ pub(super) const FAMILY: Family = Family {
         // config.json.
         Preset {
             name: "ling-3.0-flash",
-            description: "Ling-3.0-Flash: 42 layers, 5 of 6 KDA, 2 dense, 512 experts, 8 per token; 70 GB",
+            description: "Ling-3.0-Flash: 42 layers, 5 of 6 KDA, 2 dense, 512 experts, 8 per \
+                 token; 70 GB",
             sizes: PresetSizes { parameters: 124.4, active: 5.1, expert_mb: 3.32 },
             config: published!("bailing_hybrid/ling-3.0-flash.json"),
         },

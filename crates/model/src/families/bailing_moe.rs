@@ -30,7 +30,8 @@ pub(super) const FAMILY: Family = Family {
         // config.json.
         Preset {
             name: "ling-flash-2.0",
-            description: "Ling-flash-2.0: 32 layers of attention, 1 dense, 256 experts, 8 per token; 58 GB",
+            description: "Ling-flash-2.0: 32 layers of attention, 1 dense, 256 experts, 8 per \
+                 token; 58 GB",
             sizes: PresetSizes { parameters: 102.9, active: 5.5, expert_mb: 7.08 },
             config: published!("bailing_moe/ling-flash-2.0.json"),
         },

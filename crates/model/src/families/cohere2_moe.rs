@@ -14,16 +14,14 @@ pub(super) const FAMILY: Family = Family {
         checked: "transformers",
     }],
     layer_types: SLIDING,
-    presets: &[
-        // The language model only. The sizes of huggingface.co/CohereLabs/command-a-plus-05-2026
-        // as they are described; its config.json was not seen.
-        Preset {
-            name: "command-a-plus",
-            description: "Command-A+: 32 layers, 3 of 4 sliding, 128 experts, 8 per token; 123 GB",
-            sizes: PresetSizes { parameters: 218.0, active: 25.0, expert_mb: 28.31 },
-            config: published!("cohere2_moe/command-a-plus.json"),
-        },
-    ],
+    // The language model only. The sizes of huggingface.co/CohereLabs/command-a-plus-05-2026 as
+    // they are described; its config.json was not seen.
+    presets: &[Preset {
+        name: "command-a-plus",
+        description: "Command-A+: 32 layers, 3 of 4 sliding, 128 experts, 8 per token; 123 GB",
+        sizes: PresetSizes { parameters: 218.0, active: 25.0, expert_mb: 28.31 },
+        config: published!("cohere2_moe/command-a-plus.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -23,8 +23,8 @@ pub(super) const FAMILY: Family = Family {
         // config.json.
         Preset {
             name: "deepseek-v2-lite",
-            description: "DeepSeek-V2-Lite: 27 layers of latent attention, 1 dense, 64 experts, 6 per \
-                 token; 9 GB",
+            description: "DeepSeek-V2-Lite: 27 layers of latent attention, 1 dense, 64 experts, 6 \
+                 per token; 9 GB",
             sizes: PresetSizes { parameters: 15.7, active: 2.4, expert_mb: 4.87 },
             config: published!("deepseek_v2/deepseek-v2-lite.json"),
         },
@@ -32,8 +32,8 @@ pub(super) const FAMILY: Family = Family {
         // config.json. mlx-lm leaves `kv_b_proj` whole.
         Preset {
             name: "deepseek-v2",
-            description: "DeepSeek-V2: 60 layers of latent attention, 1 dense, 160 experts, 6 per token; \
-                 133 GB",
+            description: "DeepSeek-V2: 60 layers of latent attention, 1 dense, 160 experts, 6 per \
+                 token; 133 GB",
             sizes: PresetSizes { parameters: 235.7, active: 20.9, expert_mb: 13.27 },
             config: published!("deepseek_v2/deepseek-v2.json"),
         },

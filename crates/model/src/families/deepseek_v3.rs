@@ -37,8 +37,8 @@ pub(super) const FAMILY: Family = Family {
         // Source: huggingface.co/zai-org/GLM-4.7-Flash, config.json.
         Preset {
             name: "glm-4.7-flash",
-            description: "GLM-4.7-Flash: 47 layers of latent attention, 1 dense, 64 experts, 4 per token; \
-                 17 GB",
+            description: "GLM-4.7-Flash: 47 layers of latent attention, 1 dense, 64 experts, 4 per \
+                 token; 17 GB",
             sizes: PresetSizes { parameters: 29.9, active: 3.6, expert_mb: 5.31 },
             config: published!("deepseek_v3/glm-4.7-flash.json"),
         },
@@ -47,23 +47,24 @@ pub(super) const FAMILY: Family = Family {
         // `kv_b_proj` whole.
         Preset {
             name: "cogito-v2-671b",
-            description: "Cogito-V2 671B: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; \
-                 378 GB",
+            description: "Cogito-V2 671B: 61 layers of latent attention, 3 dense, 256 experts, 8 \
+                 per token; 378 GB",
             sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },
             config: published!("deepseek_v3/cogito-v2-671b.json"),
         },
         // Source: huggingface.co/deepseek-ai/DeepSeek-V3, config.json.
         Preset {
             name: "deepseek-v3",
-            description: "DeepSeek-V3: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; \
-                 378 GB",
+            description: "DeepSeek-V3: 61 layers of latent attention, 3 dense, 256 experts, 8 per \
+                 token; 378 GB",
             sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },
             config: published!("deepseek_v3/deepseek-v3.json"),
         },
         // Source: huggingface.co/moonshotai/Kimi-K2-Instruct, config.json.
         Preset {
             name: "kimi-k2",
-            description: "Kimi-K2: 61 layers of latent attention, 1 dense, 384 experts, 8 per token; 578 GB",
+            description: "Kimi-K2: 61 layers of latent attention, 1 dense, 384 experts, 8 per \
+                 token; 578 GB",
             sizes: PresetSizes { parameters: 1026.0, active: 31.7, expert_mb: 24.77 },
             config: published!("deepseek_v3/kimi-k2.json"),
         },

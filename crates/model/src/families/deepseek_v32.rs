@@ -19,16 +19,14 @@ pub(super) const FAMILY: Family = Family {
         checked: "mlx-lm corrected, transformers",
     }],
     layer_types: SPARSE,
-    presets: &[
-        // Source: huggingface.co/deepseek-ai/DeepSeek-V3.2, config.json.
-        Preset {
-            name: "deepseek-v3.2",
-            description: "DeepSeek-V3.2: 61 layers of sparse latent attention, 3 dense, 256 experts, 8 per \
-                 token; 378 GB",
-            sizes: PresetSizes { parameters: 671.9, active: 37.4, expert_mb: 24.77 },
-            config: published!("deepseek_v32/deepseek-v3.2.json"),
-        },
-    ],
+    // Source: huggingface.co/deepseek-ai/DeepSeek-V3.2, config.json.
+    presets: &[Preset {
+        name: "deepseek-v3.2",
+        description: "DeepSeek-V3.2: 61 layers of sparse latent attention, 3 dense, 256 experts, 8 \
+             per token; 378 GB",
+        sizes: PresetSizes { parameters: 671.9, active: 37.4, expert_mb: 24.77 },
+        config: published!("deepseek_v32/deepseek-v3.2.json"),
+    }],
     ..Family::new(blueprint)
 };
 

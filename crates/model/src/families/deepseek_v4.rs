@@ -30,17 +30,14 @@ pub(super) const FAMILY: Family = Family {
         "heavily_compressed_attention",
     ],
     harmless_keys: &["sliding_window"],
-    presets: &[
-        // The model of huggingface.co/deepseek-ai/DeepSeek-V4-Flash, not compared with its
-        // config.json.
-        Preset {
-            name: "deepseek-v4-flash",
-            description: "DeepSeek-V4-Flash: 43 layers of compressed attention, 3 hashed, 256 experts, 6 \
-                 per token; 160 GB",
-            sizes: PresetSizes { parameters: 284.0, active: 13.0, expert_mb: 14.16 },
-            config: published!("deepseek_v4/deepseek-v4-flash.json"),
-        },
-    ],
+    // The model of huggingface.co/deepseek-ai/DeepSeek-V4-Flash, not compared with its config.json.
+    presets: &[Preset {
+        name: "deepseek-v4-flash",
+        description: "DeepSeek-V4-Flash: 43 layers of compressed attention, 3 hashed, 256 experts, \
+             6 per token; 160 GB",
+        sizes: PresetSizes { parameters: 284.0, active: 13.0, expert_mb: 14.16 },
+        config: published!("deepseek_v4/deepseek-v4-flash.json"),
+    }],
     ..Family::new(blueprint)
 };
 

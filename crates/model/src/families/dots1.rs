@@ -13,15 +13,13 @@ pub(super) const FAMILY: Family = Family {
         special: "norms per head",
         checked: "transformers, mlx-lm",
     }],
-    presets: &[
-        // Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
-        Preset {
-            name: "dots.llm1",
-            description: "dots.llm1: 62 layers of attention, 1 dense, 128 experts, 6 per token; 80 GB",
-            sizes: PresetSizes { parameters: 142.0, active: 13.4, expert_mb: 9.73 },
-            config: published!("dots1/dots.llm1.json"),
-        },
-    ],
+    // Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
+    presets: &[Preset {
+        name: "dots.llm1",
+        description: "dots.llm1: 62 layers of attention, 1 dense, 128 experts, 6 per token; 80 GB",
+        sizes: PresetSizes { parameters: 142.0, active: 13.4, expert_mb: 9.73 },
+        config: published!("dots1/dots.llm1.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -14,17 +14,15 @@ pub(super) const FAMILY: Family = Family {
         special: "softmax router with a correction",
         checked: "transformers",
     }],
-    presets: &[
-        // Source: huggingface.co/baidu/ERNIE-4.5-21B-A3B-PT, config.json; transformers,
-        // configuration_ernie4_5_moe.py.
-        Preset {
-            name: "ernie-4.5-21b-a3b",
-            description: "ERNIE-4.5-21B-A3B: 28 layers of attention, 1 dense, 64 experts, 6 per token; 12 \
-                 GB",
-            sizes: PresetSizes { parameters: 21.8, active: 3.35, expert_mb: 6.64 },
-            config: published!("ernie4_5_moe/ernie-4.5-21b-a3b.json"),
-        },
-    ],
+    // Source: huggingface.co/baidu/ERNIE-4.5-21B-A3B-PT, config.json; transformers,
+    // configuration_ernie4_5_moe.py.
+    presets: &[Preset {
+        name: "ernie-4.5-21b-a3b",
+        description: "ERNIE-4.5-21B-A3B: 28 layers of attention, 1 dense, 64 experts, 6 per token; \
+             12 GB",
+        sizes: PresetSizes { parameters: 21.8, active: 3.35, expert_mb: 6.64 },
+        config: published!("ernie4_5_moe/ernie-4.5-21b-a3b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -14,17 +14,15 @@ pub(super) const FAMILY: Family = Family {
         checked: "transformers, mlx-lm",
     }],
     layer_types: SLIDING,
-    presets: &[
-        // The model of huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B, not compared with its
-        // config.json.
-        Preset {
-            name: "k-exaone-236b-a23b",
-            description: "K-EXAONE-236B-A23B: 48 layers, 3 of 4 sliding, 1 dense, 128 experts, 8 per token; \
-                 133 GB",
-            sizes: PresetSizes { parameters: 236.5, active: 22.7, expert_mb: 21.23 },
-            config: published!("exaone_moe/k-exaone-236b-a23b.json"),
-        },
-    ],
+    // The model of huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B, not compared with its
+    // config.json.
+    presets: &[Preset {
+        name: "k-exaone-236b-a23b",
+        description: "K-EXAONE-236B-A23B: 48 layers, 3 of 4 sliding, 1 dense, 128 experts, 8 per \
+             token; 133 GB",
+        sizes: PresetSizes { parameters: 236.5, active: 22.7, expert_mb: 21.23 },
+        config: published!("exaone_moe/k-exaone-236b-a23b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -26,15 +26,13 @@ pub(super) const FAMILY: Family = Family {
     }],
     layer_types: SLIDING,
     per_layer_keys: &["head_dim", "num_key_value_heads"],
-    presets: &[
-        // The language model only. Source: huggingface.co/google/gemma-4-26B-A4B-it, config.json.
-        Preset {
-            name: "gemma-4-26b-a4b",
-            description: "Gemma-4-26B-A4B: 30 layers, 5 of 6 sliding, 128 experts, 8 per token; 14 GB",
-            sizes: PresetSizes { parameters: 25.2, active: 3.8, expert_mb: 3.35 },
-            config: published!("gemma4/gemma-4-26b-a4b.json"),
-        },
-    ],
+    // The language model only. Source: huggingface.co/google/gemma-4-26B-A4B-it, config.json.
+    presets: &[Preset {
+        name: "gemma-4-26b-a4b",
+        description: "Gemma-4-26B-A4B: 30 layers, 5 of 6 sliding, 128 experts, 8 per token; 14 GB",
+        sizes: PresetSizes { parameters: 25.2, active: 3.8, expert_mb: 3.35 },
+        config: published!("gemma4/gemma-4-26b-a4b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -25,14 +25,16 @@ pub(super) const FAMILY: Family = Family {
         // Source: huggingface.co/zai-org/GLM-4.5-Air, config.json.
         Preset {
             name: "glm-4.5-air",
-            description: "GLM-4.5-Air: 46 layers of attention, 1 dense, 128 experts, 8 per token; 60 GB",
+            description: "GLM-4.5-Air: 46 layers of attention, 1 dense, 128 experts, 8 per token; \
+                 60 GB",
             sizes: PresetSizes { parameters: 106.9, active: 12.8, expert_mb: 9.73 },
             config: published!("glm4_moe/glm-4.5-air.json"),
         },
         // Source: huggingface.co/zai-org/GLM-4.6, config.json.
         Preset {
             name: "glm-4.6",
-            description: "GLM-4.6: 92 layers of attention, 3 dense, 160 experts, 8 per token; 199 GB",
+            description: "GLM-4.6: 92 layers of attention, 3 dense, 160 experts, 8 per token; 199 \
+                 GB",
             sizes: PresetSizes { parameters: 353.0, active: 32.8, expert_mb: 13.27 },
             config: published!("glm4_moe/glm-4.6.json"),
         },

@@ -33,15 +33,14 @@ pub(super) const FAMILY: Family = Family {
         checked: "transformers",
     }],
     layer_types: &["deepseek_sparse_attention", "indexed_attention", "linear_attention"],
-    presets: &[
-        // The model of huggingface.co/zai-org/GLM-5.3-Flash, not compared with its config.json.
-        Preset {
-            name: "glm-5.3-flash",
-            description: "GLM-5.3-Flash: 45 layers, 3 of 4 KDA, 3 dense, 288 experts, 8 per token; 176 GB",
-            sizes: PresetSizes { parameters: 313.3, active: 16.7, expert_mb: 14.16 },
-            config: published!("glm5_next/glm-5.3-flash.json"),
-        },
-    ],
+    // The model of huggingface.co/zai-org/GLM-5.3-Flash, not compared with its config.json.
+    presets: &[Preset {
+        name: "glm-5.3-flash",
+        description: "GLM-5.3-Flash: 45 layers, 3 of 4 KDA, 3 dense, 288 experts, 8 per token; 176 \
+             GB",
+        sizes: PresetSizes { parameters: 313.3, active: 16.7, expert_mb: 14.16 },
+        config: published!("glm5_next/glm-5.3-flash.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -14,16 +14,14 @@ pub(super) const FAMILY: Family = Family {
         checked: "mlx-lm corrected, transformers",
     }],
     layer_types: SPARSE,
-    presets: &[
-        // Source: huggingface.co/zai-org/GLM-5, config.json.
-        Preset {
-            name: "glm-5",
-            description: "GLM-5: 78 layers of sparse latent attention, 3 dense, 256 experts, 8 per token; \
-                 419 GB",
-            sizes: PresetSizes { parameters: 744.0, active: 41.0, expert_mb: 21.23 },
-            config: published!("glm_moe_dsa/glm-5.json"),
-        },
-    ],
+    // Source: huggingface.co/zai-org/GLM-5, config.json.
+    presets: &[Preset {
+        name: "glm-5",
+        description: "GLM-5: 78 layers of sparse latent attention, 3 dense, 256 experts, 8 per \
+             token; 419 GB",
+        sizes: PresetSizes { parameters: 744.0, active: 41.0, expert_mb: 21.23 },
+        config: published!("glm_moe_dsa/glm-5.json"),
+    }],
     ..Family::new(blueprint)
 };
 

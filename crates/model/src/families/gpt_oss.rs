@@ -29,16 +29,16 @@ pub(super) const FAMILY: Family = Family {
         // Source: huggingface.co/openai/gpt-oss-20b, config.json.
         Preset {
             name: "gpt-oss-20b",
-            description: "gpt-oss-20b: 24 layers, every other one sliding, 32 experts in MXFP4, 4 per \
-                 token; 12 GB",
+            description: "gpt-oss-20b: 24 layers, every other one sliding, 32 experts in MXFP4, 4 \
+                 per token; 12 GB",
             sizes: PresetSizes { parameters: 20.9, active: 3.6, expert_mb: 13.2 },
             config: published!("gpt_oss/gpt-oss-20b.json"),
         },
         // Source: huggingface.co/openai/gpt-oss-120b, config.json.
         Preset {
             name: "gpt-oss-120b",
-            description: "gpt-oss-120b: 36 layers, every other one sliding, 128 experts in MXFP4, 4 per \
-                 token; 63 GB",
+            description: "gpt-oss-120b: 36 layers, every other one sliding, 128 experts in MXFP4, \
+                 4 per token; 63 GB",
             sizes: PresetSizes { parameters: 116.8, active: 5.13, expert_mb: 13.2 },
             config: published!("gpt_oss/gpt-oss-120b.json"),
         },

@@ -13,16 +13,14 @@ pub(super) const FAMILY: Family = Family {
         special: "factors on embedding, scores, sub-blocks and logits",
         checked: "mlx-lm, transformers",
     }],
-    presets: &[
-        // The model of huggingface.co/ibm-granite/granite-3.1-3b-a800m-instruct, not compared with
-        // its config.json.
-        Preset {
-            name: "granite-3.1-3b-a800m",
-            description: "Granite-3.1-3B-A800M: 32 layers of attention, 40 experts, 8 per token; 2 GB",
-            sizes: PresetSizes { parameters: 3.3, active: 0.88, expert_mb: 1.72 },
-            config: published!("granitemoe/granite-3.1-3b-a800m.json"),
-        },
-    ],
+    // The model of huggingface.co/ibm-granite/granite-3.1-3b-a800m-instruct, not compared with its
+    // config.json.
+    presets: &[Preset {
+        name: "granite-3.1-3b-a800m",
+        description: "Granite-3.1-3B-A800M: 32 layers of attention, 40 experts, 8 per token; 2 GB",
+        sizes: PresetSizes { parameters: 3.3, active: 0.88, expert_mb: 1.72 },
+        config: published!("granitemoe/granite-3.1-3b-a800m.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -25,7 +25,8 @@ pub(super) const FAMILY: Family = Family {
         // config.json.
         Preset {
             name: "granite-4.0-h-tiny",
-            description: "Granite-4.0-H-Tiny: 40 layers, 36 of them Mamba-2, 64 experts, 6 per token; 4 GB",
+            description: "Granite-4.0-H-Tiny: 40 layers, 36 of them Mamba-2, 64 experts, 6 per \
+                 token; 4 GB",
             sizes: PresetSizes { parameters: 6.94, active: 1.46, expert_mb: 1.33 },
             config: published!("granitemoehybrid/granite-4.0-h-tiny.json"),
         },
@@ -33,8 +34,8 @@ pub(super) const FAMILY: Family = Family {
         // config.json.
         Preset {
             name: "granite-4.0-h-small",
-            description: "Granite-4.0-H-Small: 40 layers, 36 of them Mamba-2, 72 experts, 10 per token; 18 \
-                 GB",
+            description: "Granite-4.0-H-Small: 40 layers, 36 of them Mamba-2, 72 experts, 10 per \
+                 token; 18 GB",
             sizes: PresetSizes { parameters: 32.2, active: 8.8, expert_mb: 5.31 },
             config: published!("granitemoehybrid/granite-4.0-h-small.json"),
         },

@@ -17,16 +17,13 @@ pub(super) const FAMILY: Family = Family {
         special: "norms per head after RoPE",
         checked: "transformers",
     }],
-    presets: &[
-        // The model of huggingface.co/tencent/Hunyuan-A13B-Instruct, not compared with its
-        // config.json.
-        Preset {
-            name: "hunyuan-a13b",
-            description: "Hunyuan-A13B: 32 layers of attention, 64 experts, 8 per token; 45 GB",
-            sizes: PresetSizes { parameters: 80.4, active: 12.75, expert_mb: 21.23 },
-            config: published!("hunyuan_v1_moe/hunyuan-a13b.json"),
-        },
-    ],
+    // The model of huggingface.co/tencent/Hunyuan-A13B-Instruct, not compared with its config.json.
+    presets: &[Preset {
+        name: "hunyuan-a13b",
+        description: "Hunyuan-A13B: 32 layers of attention, 64 experts, 8 per token; 45 GB",
+        sizes: PresetSizes { parameters: 80.4, active: 12.75, expert_mb: 21.23 },
+        config: published!("hunyuan_v1_moe/hunyuan-a13b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -16,16 +16,14 @@ pub(super) const FAMILY: Family = Family {
         special: "norms per head",
         checked: "transformers",
     }],
-    presets: &[
-        // Source: transformers, configuration_hy_v3.py, but for the context and the keys of the
-        // router.
-        Preset {
-            name: "hy3-preview",
-            description: "Hy3-preview: 80 layers of attention, 1 dense, 192 experts, 8 per token; 166 GB",
-            sizes: PresetSizes { parameters: 295.0, active: 20.1, expert_mb: 10.62 },
-            config: published!("hy_v3/hy3-preview.json"),
-        },
-    ],
+    // Source: transformers, configuration_hy_v3.py, but for the context and the keys of the router.
+    presets: &[Preset {
+        name: "hy3-preview",
+        description: "Hy3-preview: 80 layers of attention, 1 dense, 192 experts, 8 per token; 166 \
+             GB",
+        sizes: PresetSizes { parameters: 295.0, active: 20.1, expert_mb: 10.62 },
+        config: published!("hy_v3/hy3-preview.json"),
+    }],
     ..Family::new(blueprint)
 };
 

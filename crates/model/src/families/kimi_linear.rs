@@ -24,17 +24,15 @@ pub(super) const FAMILY: Family = Family {
         checked: "transformers, mlx-lm",
     }],
     layer_types: DELTA_NET,
-    presets: &[
-        // The model of huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct, not compared with
-        // its config.json.
-        Preset {
-            name: "kimi-linear-48b-a3b",
-            description: "Kimi-Linear-48B-A3B: 27 layers, 20 of them KDA, 1 dense, 256 experts, 8 per \
-                 token; 28 GB",
-            sizes: PresetSizes { parameters: 49.1, active: 3.1, expert_mb: 3.98 },
-            config: published!("kimi_linear/kimi-linear-48b-a3b.json"),
-        },
-    ],
+    // The model of huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct, not compared with its
+    // config.json.
+    presets: &[Preset {
+        name: "kimi-linear-48b-a3b",
+        description: "Kimi-Linear-48B-A3B: 27 layers, 20 of them KDA, 1 dense, 256 experts, 8 per \
+             token; 28 GB",
+        sizes: PresetSizes { parameters: 49.1, active: 3.1, expert_mb: 3.98 },
+        config: published!("kimi_linear/kimi-linear-48b-a3b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -24,16 +24,14 @@ pub(super) const FAMILY: Family = Family {
         checked: "transformers, mlx-lm",
     }],
     layer_types: SLIDING,
-    presets: &[
-        // The model of huggingface.co/poolside/Laguna-XS-2.1, not compared with its config.json.
-        Preset {
-            name: "laguna-xs",
-            description: "Laguna-XS-2.1: 40 layers, 3 of 4 sliding, 1 dense, 256 experts, 8 per token; 19 \
-                 GB",
-            sizes: PresetSizes { parameters: 33.4, active: 2.8, expert_mb: 1.77 },
-            config: published!("laguna/laguna-xs.json"),
-        },
-    ],
+    // The model of huggingface.co/poolside/Laguna-XS-2.1, not compared with its config.json.
+    presets: &[Preset {
+        name: "laguna-xs",
+        description: "Laguna-XS-2.1: 40 layers, 3 of 4 sliding, 1 dense, 256 experts, 8 per token; \
+             19 GB",
+        sizes: PresetSizes { parameters: 33.4, active: 2.8, expert_mb: 1.77 },
+        config: published!("laguna/laguna-xs.json"),
+    }],
     ..Family::new(blueprint)
 };
 

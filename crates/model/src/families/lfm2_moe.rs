@@ -19,16 +19,14 @@ pub(super) const FAMILY: Family = Family {
         checked: "transformers, mlx-lm",
     }],
     layer_types: &["conv", "full_attention"],
-    presets: &[
-        // The model of huggingface.co/LiquidAI/LFM2-8B-A1B, not compared with its config.json.
-        Preset {
-            name: "lfm2-8b-a1b",
-            description: "LFM2-8B-A1B: 24 layers, 18 short convolutions, 2 dense, 32 experts, 4 per token; \
-                 5 GB",
-            sizes: PresetSizes { parameters: 8.34, active: 1.56, expert_mb: 6.19 },
-            config: published!("lfm2_moe/lfm2-8b-a1b.json"),
-        },
-    ],
+    // The model of huggingface.co/LiquidAI/LFM2-8B-A1B, not compared with its config.json.
+    presets: &[Preset {
+        name: "lfm2-8b-a1b",
+        description: "LFM2-8B-A1B: 24 layers, 18 short convolutions, 2 dense, 32 experts, 4 per \
+             token; 5 GB",
+        sizes: PresetSizes { parameters: 8.34, active: 1.56, expert_mb: 6.19 },
+        config: published!("lfm2_moe/lfm2-8b-a1b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

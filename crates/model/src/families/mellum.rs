@@ -15,15 +15,13 @@ pub(super) const FAMILY: Family = Family {
     }],
     layer_types: SLIDING,
     harmless_keys: &["use_sliding_window"],
-    presets: &[
-        // Source: transformers, configuration_mellum.py, but for the layers that have windows.
-        Preset {
-            name: "mellum-2-12b-a2.5b",
-            description: "Mellum2-12B-A2.5B: 28 layers, 3 of 4 sliding, 64 experts, 8 per token; 7 GB",
-            sizes: PresetSizes { parameters: 12.15, active: 2.21, expert_mb: 3.48 },
-            config: published!("mellum/mellum-2-12b-a2.5b.json"),
-        },
-    ],
+    // Source: transformers, configuration_mellum.py, but for the layers that have windows.
+    presets: &[Preset {
+        name: "mellum-2-12b-a2.5b",
+        description: "Mellum2-12B-A2.5B: 28 layers, 3 of 4 sliding, 64 experts, 8 per token; 7 GB",
+        sizes: PresetSizes { parameters: 12.15, active: 2.21, expert_mb: 3.48 },
+        config: published!("mellum/mellum-2-12b-a2.5b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

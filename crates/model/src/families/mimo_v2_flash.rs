@@ -32,8 +32,8 @@ pub(super) const FAMILY: Family = Family {
         // The model of huggingface.co/XiaomiMiMo/MiMo-V2-Flash, not compared with its config.json.
         Preset {
             name: "mimo-v2-flash",
-            description: "MiMo-V2-Flash: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; \
-                 174 GB",
+            description: "MiMo-V2-Flash: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 \
+                 per token; 174 GB",
             sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
             config: published!("mimo_v2_flash/mimo-v2-flash.json"),
         },
@@ -41,8 +41,8 @@ pub(super) const FAMILY: Family = Family {
         // with its config.json.
         Preset {
             name: "mimo-v2.5",
-            description: "MiMo-V2.5: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; 174 \
-                 GB",
+            description: "MiMo-V2.5: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per \
+                 token; 174 GB",
             sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
             config: published!("mimo_v2_flash/mimo-v2.5.json"),
         },

@@ -14,15 +14,13 @@ pub(super) const FAMILY: Family = Family {
         special: "norms over all heads",
         checked: "mlx-lm, transformers",
     }],
-    presets: &[
-        // Source: huggingface.co/MiniMaxAI/MiniMax-M2, config.json.
-        Preset {
-            name: "minimax-m2",
-            description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
-            sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
-            config: published!("minimax_m2/minimax-m2.json"),
-        },
-    ],
+    // Source: huggingface.co/MiniMaxAI/MiniMax-M2, config.json.
+    presets: &[Preset {
+        name: "minimax-m2",
+        description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
+        sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
+        config: published!("minimax_m2/minimax-m2.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -22,17 +22,15 @@ pub(super) const FAMILY: Family = Family {
     }],
     layer_types: &["full_attention", "minimax_m3_sparse"],
     harmless_keys: &["hidden_act"],
-    presets: &[
-        // The language model only. The model of huggingface.co/MiniMaxAI/MiniMax-M3, not compared
-        // with its config.json.
-        Preset {
-            name: "minimax-m3",
-            description: "MiniMax-M3: 60 layers, 57 with block-sparse attention, 3 dense, 128 experts, 4 \
-                 per token; 240 GB",
-            sizes: PresetSizes { parameters: 426.0, active: 24.7, expert_mb: 31.85 },
-            config: published!("minimax_m3/minimax-m3.json"),
-        },
-    ],
+    // The language model only. The model of huggingface.co/MiniMaxAI/MiniMax-M3, not compared with
+    // its config.json.
+    presets: &[Preset {
+        name: "minimax-m3",
+        description: "MiniMax-M3: 60 layers, 57 with block-sparse attention, 3 dense, 128 experts, \
+             4 per token; 240 GB",
+        sizes: PresetSizes { parameters: 426.0, active: 24.7, expert_mb: 31.85 },
+        config: published!("minimax_m3/minimax-m3.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -16,16 +16,15 @@ pub(super) const FAMILY: Family = Family {
         special: "latent attention, softmax router, queries scaled by position",
         checked: "transformers",
     }],
-    presets: &[
-        // The text model. Source: transformers, `configuration_mistral4.py`, whose defaults are
-        // the published values.
-        Preset {
-            name: "mistral-small-4",
-            description: "Mistral-Small-4: 36 layers of latent attention, 128 experts, 4 per token; 67 GB",
-            sizes: PresetSizes { parameters: 119.0, active: 6.1, expert_mb: 14.16 },
-            config: published!("mistral4/mistral-small-4.json"),
-        },
-    ],
+    // The text model. Source: transformers, `configuration_mistral4.py`, whose defaults are the
+    // published values.
+    presets: &[Preset {
+        name: "mistral-small-4",
+        description: "Mistral-Small-4: 36 layers of latent attention, 128 experts, 4 per token; 67 \
+             GB",
+        sizes: PresetSizes { parameters: 119.0, active: 6.1, expert_mb: 14.16 },
+        config: published!("mistral4/mistral-small-4.json"),
+    }],
     ..Family::new(blueprint)
 };
 

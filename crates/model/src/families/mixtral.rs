@@ -12,15 +12,13 @@ pub(super) const FAMILY: Family = Family {
         special: "few large experts",
         checked: "transformers, mlx-lm",
     }],
-    presets: &[
-        // Source: huggingface.co/mistralai/Mixtral-8x7B-v0.1, config.json.
-        Preset {
-            name: "mixtral-8x7b",
-            description: "Mixtral-8x7B: 32 layers of attention, 8 experts, 2 per token; 26 GB",
-            sizes: PresetSizes { parameters: 46.7, active: 12.75, expert_mb: 99.09 },
-            config: published!("mixtral/mixtral-8x7b.json"),
-        },
-    ],
+    // Source: huggingface.co/mistralai/Mixtral-8x7B-v0.1, config.json.
+    presets: &[Preset {
+        name: "mixtral-8x7b",
+        description: "Mixtral-8x7B: 32 layers of attention, 8 experts, 2 per token; 26 GB",
+        sizes: PresetSizes { parameters: 46.7, active: 12.75, expert_mb: 99.09 },
+        config: published!("mixtral/mixtral-8x7b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

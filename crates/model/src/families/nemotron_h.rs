@@ -26,17 +26,15 @@ pub(super) const FAMILY: Family = Family {
         checked: "transformers, mlx-lm",
     }],
     layer_types: &["linear_attention", "full_attention", "moe", "mlp"],
-    presets: &[
-        // The model of huggingface.co/nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16, not compared
-        // with its config.json.
-        Preset {
-            name: "nemotron-3-nano",
-            description: "Nemotron-3-Nano: 52 layers of one part, 23 Mamba-2, 6 attention, 23 of 128 \
-                 experts, 6 per token; 18 GB",
-            sizes: PresetSizes { parameters: 31.6, active: 3.2, expert_mb: 5.61 },
-            config: published!("nemotron_h/nemotron-3-nano.json"),
-        },
-    ],
+    // The model of huggingface.co/nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16, not compared with its
+    // config.json.
+    presets: &[Preset {
+        name: "nemotron-3-nano",
+        description: "Nemotron-3-Nano: 52 layers of one part, 23 Mamba-2, 6 attention, 23 of 128 \
+             experts, 6 per token; 18 GB",
+        sizes: PresetSizes { parameters: 31.6, active: 3.2, expert_mb: 5.61 },
+        config: published!("nemotron_h/nemotron-3-nano.json"),
+    }],
     ..Family::new(blueprint)
 };
 

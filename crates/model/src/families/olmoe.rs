@@ -16,15 +16,13 @@ pub(super) const FAMILY: Family = Family {
         special: "norms over all heads",
         checked: "transformers, mlx-lm",
     }],
-    presets: &[
-        // Source: huggingface.co/allenai/OLMoE-1B-7B-0924, config.json.
-        Preset {
-            name: "olmoe-1b-7b",
-            description: "OLMoE-1B-7B: 16 layers of attention, 64 experts, 8 per token; 4 GB",
-            sizes: PresetSizes { parameters: 6.92, active: 1.18, expert_mb: 3.54 },
-            config: published!("olmoe/olmoe-1b-7b.json"),
-        },
-    ],
+    // Source: huggingface.co/allenai/OLMoE-1B-7B-0924, config.json.
+    presets: &[Preset {
+        name: "olmoe-1b-7b",
+        description: "OLMoE-1B-7B: 16 layers of attention, 64 experts, 8 per token; 4 GB",
+        sizes: PresetSizes { parameters: 6.92, active: 1.18, expert_mb: 3.54 },
+        config: published!("olmoe/olmoe-1b-7b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

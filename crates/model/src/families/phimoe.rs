@@ -13,16 +13,14 @@ pub(super) const FAMILY: Family = Family {
         special: "LayerNorm, LongRoPE, SparseMixer",
         checked: "transformers",
     }],
-    presets: &[
-        // The model of huggingface.co/microsoft/Phi-3.5-MoE-instruct, not compared with its
-        // config.json: the divisors of RoPE are not the published ones.
-        Preset {
-            name: "phi-3.5-moe",
-            description: "Phi-3.5-MoE: 32 layers of attention, 16 experts, 2 per token; 24 GB",
-            sizes: PresetSizes { parameters: 41.9, active: 6.5, expert_mb: 44.24 },
-            config: published!("phimoe/phi-3.5-moe.json"),
-        },
-    ],
+    // The model of huggingface.co/microsoft/Phi-3.5-MoE-instruct, not compared with its
+    // config.json: the divisors of RoPE are not the published ones.
+    presets: &[Preset {
+        name: "phi-3.5-moe",
+        description: "Phi-3.5-MoE: 32 layers of attention, 16 experts, 2 per token; 24 GB",
+        sizes: PresetSizes { parameters: 41.9, active: 6.5, expert_mb: 44.24 },
+        config: published!("phimoe/phi-3.5-moe.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -12,15 +12,13 @@ pub(super) const FAMILY: Family = Family {
         special: "gated shared expert",
         checked: "transformers, mlx-lm",
     }],
-    presets: &[
-        // Source: huggingface.co/Qwen/Qwen2-57B-A14B, config.json.
-        Preset {
-            name: "qwen2-57b-a14b",
-            description: "Qwen2-57B-A14B: 28 layers of attention, 64 experts, 8 per token; 32 GB",
-            sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
-            config: published!("qwen2_moe/qwen2-57b-a14b.json"),
-        },
-    ],
+    // Source: huggingface.co/Qwen/Qwen2-57B-A14B, config.json.
+    presets: &[Preset {
+        name: "qwen2-57b-a14b",
+        description: "Qwen2-57B-A14B: 28 layers of attention, 64 experts, 8 per token; 32 GB",
+        sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
+        config: published!("qwen2_moe/qwen2-57b-a14b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

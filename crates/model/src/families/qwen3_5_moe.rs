@@ -28,14 +28,16 @@ pub(super) const FAMILY: Family = Family {
         // Source: huggingface.co/Qwen/Qwen3.6-35B-A3B, config.json and model card.
         Preset {
             name: "qwen3.6-35b-a3b",
-            description: "Qwen3.6-35B-A3B: 40 layers, 3 of 4 delta-net, 256 experts, 8 per token; 20 GB",
+            description: "Qwen3.6-35B-A3B: 40 layers, 3 of 4 delta-net, 256 experts, 8 per token; \
+                 20 GB",
             sizes: PresetSizes { parameters: 34.7, active: 3.0, expert_mb: 1.77 },
             config: published!("qwen3_5_moe/qwen3.6-35b-a3b.json"),
         },
         // Source: huggingface.co/Qwen/Qwen3.5-397B-A17B, config.json and model card.
         Preset {
             name: "qwen3.5-397b-a17b",
-            description: "Qwen3.5-397B-A17B: 60 layers, 3 of 4 delta-net, 512 experts, 10 per token; 223 GB",
+            description: "Qwen3.5-397B-A17B: 60 layers, 3 of 4 delta-net, 512 experts, 10 per \
+                 token; 223 GB",
             sizes: PresetSizes { parameters: 396.0, active: 16.3, expert_mb: 7.08 },
             config: published!("qwen3_5_moe/qwen3.5-397b-a17b.json"),
         },

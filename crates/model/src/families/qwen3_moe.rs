@@ -21,15 +21,13 @@ pub(super) const FAMILY: Family = Family {
             checked: "mlx-lm",
         },
     ],
-    presets: &[
-        // Source: huggingface.co/Qwen/Qwen3-30B-A3B, config.json.
-        Preset {
-            name: "qwen3-30b-a3b",
-            description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
-            sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
-            config: published!("qwen3_moe/qwen3-30b-a3b.json"),
-        },
-    ],
+    // Source: huggingface.co/Qwen/Qwen3-30B-A3B, config.json.
+    presets: &[Preset {
+        name: "qwen3-30b-a3b",
+        description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
+        sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
+        config: published!("qwen3_moe/qwen3-30b-a3b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -20,15 +20,14 @@ pub(super) const FAMILY: Family = Family {
         checked: "mlx-lm, transformers",
     }],
     layer_types: DELTA_NET,
-    presets: &[
-        // Source: huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct, config.json.
-        Preset {
-            name: "qwen3-next-80b-a3b",
-            description: "Qwen3-Next-80B-A3B: 48 layers, 3 of 4 delta-net, 512 experts, 10 per token; 45 GB",
-            sizes: PresetSizes { parameters: 79.7, active: 3.6, expert_mb: 1.77 },
-            config: published!("qwen3_next/qwen3-next-80b-a3b.json"),
-        },
-    ],
+    // Source: huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct, config.json.
+    presets: &[Preset {
+        name: "qwen3-next-80b-a3b",
+        description: "Qwen3-Next-80B-A3B: 48 layers, 3 of 4 delta-net, 512 experts, 10 per token; \
+             45 GB",
+        sizes: PresetSizes { parameters: 79.7, active: 3.6, expert_mb: 1.77 },
+        config: published!("qwen3_next/qwen3-next-80b-a3b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

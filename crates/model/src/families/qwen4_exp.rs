@@ -28,16 +28,14 @@ pub(super) const FAMILY: Family = Family {
     }],
     // transformers saves full attention as indexed attention.
     layer_types: &["full_attention", "indexed_attention", "linear_attention"],
-    presets: &[
-        // The model of huggingface.co/Qwen/Qwen3.8-Flash-Next, not compared with its config.json.
-        Preset {
-            name: "qwen3.8-flash-next",
-            description: "Qwen3.8-Flash-Next: 48 layers, 3 of 4 delta-net, n-gram memory, 512 experts, 10 \
-                 per token; 71 GB",
-            sizes: PresetSizes { parameters: 126.0, active: 6.7, expert_mb: 2.77 },
-            config: published!("qwen4_exp/qwen3.8-flash-next.json"),
-        },
-    ],
+    // The model of huggingface.co/Qwen/Qwen3.8-Flash-Next, not compared with its config.json.
+    presets: &[Preset {
+        name: "qwen3.8-flash-next",
+        description: "Qwen3.8-Flash-Next: 48 layers, 3 of 4 delta-net, n-gram memory, 512 experts, \
+             10 per token; 71 GB",
+        sizes: PresetSizes { parameters: 126.0, active: 6.7, expert_mb: 2.77 },
+        config: published!("qwen4_exp/qwen3.8-flash-next.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -16,16 +16,14 @@ pub(super) const FAMILY: Family = Family {
         special: "the same as Ling 2.0, RoPE on whole heads",
         checked: "transformers",
     }],
-    presets: &[
-        // Source: transformers, configuration_sarvam_moe.py, which has the sizes of
-        // huggingface.co/sarvamai/sarvam-30b.
-        Preset {
-            name: "sarvam-30b",
-            description: "Sarvam-30B: 19 layers of attention, 1 dense, 128 experts, 6 per token; 18 GB",
-            sizes: PresetSizes { parameters: 32.15, active: 3.43, expert_mb: 7.08 },
-            config: published!("sarvam_moe/sarvam-30b.json"),
-        },
-    ],
+    // Source: transformers, configuration_sarvam_moe.py, which has the sizes of
+    // huggingface.co/sarvamai/sarvam-30b.
+    presets: &[Preset {
+        name: "sarvam-30b",
+        description: "Sarvam-30B: 19 layers of attention, 1 dense, 128 experts, 6 per token; 18 GB",
+        sizes: PresetSizes { parameters: 32.15, active: 3.43, expert_mb: 7.08 },
+        config: published!("sarvam_moe/sarvam-30b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

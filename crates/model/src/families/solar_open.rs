@@ -15,15 +15,13 @@ pub(super) const FAMILY: Family = Family {
         special: "YaRN",
         checked: "transformers, mlx-lm",
     }],
-    presets: &[
-        // Source: huggingface.co/upstage/Solar-Open-100B, config.json.
-        Preset {
-            name: "solar-open-100b",
-            description: "Solar-Open-100B: 48 layers of attention, 128 experts, 8 per token; 58 GB",
-            sizes: PresetSizes { parameters: 102.6, active: 11.2, expert_mb: 8.85 },
-            config: published!("solar_open/solar-open-100b.json"),
-        },
-    ],
+    // Source: huggingface.co/upstage/Solar-Open-100B, config.json.
+    presets: &[Preset {
+        name: "solar-open-100b",
+        description: "Solar-Open-100B: 48 layers of attention, 128 experts, 8 per token; 58 GB",
+        sizes: PresetSizes { parameters: 102.6, active: 11.2, expert_mb: 8.85 },
+        config: published!("solar_open/solar-open-100b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

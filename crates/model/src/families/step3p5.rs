@@ -25,17 +25,14 @@ pub(super) const FAMILY: Family = Family {
     }],
     layer_types: SLIDING,
     per_layer_keys: &["num_attention_heads"],
-    presets: &[
-        // The model of huggingface.co/stepfun-ai/Step-3.5-Flash, not compared with its
-        // config.json.
-        Preset {
-            name: "step-3.5-flash",
-            description: "Step-3.5-Flash: 45 layers, 3 of 4 sliding, 3 dense, 288 experts, 8 per token; 111 \
-                 GB",
-            sizes: PresetSizes { parameters: 197.0, active: 11.4, expert_mb: 8.85 },
-            config: published!("step3p5/step-3.5-flash.json"),
-        },
-    ],
+    // The model of huggingface.co/stepfun-ai/Step-3.5-Flash, not compared with its config.json.
+    presets: &[Preset {
+        name: "step-3.5-flash",
+        description: "Step-3.5-Flash: 45 layers, 3 of 4 sliding, 3 dense, 288 experts, 8 per \
+             token; 111 GB",
+        sizes: PresetSizes { parameters: 197.0, active: 11.4, expert_mb: 8.85 },
+        config: published!("step3p5/step-3.5-flash.json"),
+    }],
     ..Family::new(blueprint)
 };
 
