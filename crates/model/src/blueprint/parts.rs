@@ -432,6 +432,19 @@ pub struct LatentExperts {
 }
 
 impl MoeBlueprint {
+    /// Routed experts with SwiGLU alone.
+    pub(crate) fn new(router: RouterBlueprint, experts: LayerExperts) -> Self {
+        Self {
+            router,
+            experts,
+            activation: Activation::SwiGlu,
+            experts_norm: None,
+            latent: None,
+            experts_post_norm: None,
+            shared: None,
+        }
+    }
+
     /// Matrices of the shared expert if it is fused into the routed ones: computed in the same op
     /// as an additional expert in a separate slot. Requires the same shape and activation, no
     /// factor, no norms that differ, and inputs in the file's order.
@@ -530,6 +543,13 @@ pub struct SharedBlueprint {
     pub post_norm: Option<VectorSource>,
     /// Factor on its output.
     pub scale: f32,
+}
+
+impl SharedBlueprint {
+    /// A shared expert whose output is added as it is.
+    pub(crate) fn new(mlp: MlpBlueprint) -> Self {
+        Self { mlp, gate: None, post_norm: None, scale: 1.0 }
+    }
 }
 
 /// Locations of the routed experts of a layer.

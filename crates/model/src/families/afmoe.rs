@@ -57,7 +57,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
 
 fn layer(config: &AfmoeConfig, i: usize, layer: &Scope<'_>) -> Result<LayerBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let mixer = attention(config, i, &layer.child("self_attn"))?.into();
+    let mixer = MixerBlueprint::from(attention(config, i, &layer.child("self_attn"))?);
     let style = MoeStyle {
         router: "router.gate",
         correction: Some("expert_bias"),
@@ -65,21 +65,15 @@ fn layer(config: &AfmoeConfig, i: usize, layer: &Scope<'_>) -> Result<LayerBluep
         ..MoeStyle::default()
     };
     let feed_forward = config.moe.feed_forward_with(&style, &layer.child("mlp"), i, hidden)?;
-    let sub_block = |body, [before, after]: [&str; 2]| -> Result<_, Error> {
-        Ok(SubBlockBlueprint {
-            input: SubBlockInput::Residual { norm: layer.stream_norm(before, hidden)? },
-            body,
-            post_norm: Some(layer.norm(after, hidden)?),
-            scale: None,
-        })
+    let sub_block = |body: BodyBlueprint, [before, after]: [&str; 2]| -> Result<_, Error> {
+        let before = layer.stream_norm(before, hidden)?;
+        let post_norm = Some(layer.norm(after, hidden)?);
+        Ok(SubBlockBlueprint { post_norm, ..SubBlockBlueprint::new(before, body) })
     };
-    let mixer_norms = ["input_layernorm", "post_attention_layernorm"];
-    let feed_forward_norms = ["pre_mlp_layernorm", "post_mlp_layernorm"];
-    let sub_blocks = vec![
-        sub_block(BodyBlueprint::Mixer(mixer), mixer_norms)?,
-        sub_block(BodyBlueprint::FeedForward(feed_forward), feed_forward_norms)?,
-    ];
-    Ok(LayerBlueprint { memory: None, sub_blocks })
+    Ok(LayerBlueprint::new([
+        sub_block(mixer.into(), ["input_layernorm", "post_attention_layernorm"])?,
+        sub_block(feed_forward.into(), ["pre_mlp_layernorm", "post_mlp_layernorm"])?,
+    ]))
 }
 
 fn attention(config: &AfmoeConfig, i: usize, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {

@@ -73,10 +73,7 @@ struct BailingHybridConfig {
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: BailingHybridConfig = parse_config(source)?;
     check(&config, source)?;
-    let moe = &mut config.base.moe;
-    let (count, own) = (moe.n_shared_experts.unwrap_or(0), moe.moe_intermediate_size);
-    let size = config.moe_shared_expert_intermediate_size.unwrap_or(own);
-    moe.shared_expert_intermediate_size = Some(size.saturating_mul(count));
+    config.base.moe.size_shared_experts(config.moe_shared_expert_intermediate_size);
 
     let (base, require) = (&config.base, Require(source));
     let kda = kda(&config, source)?;
@@ -105,15 +102,9 @@ fn check(config: &BailingHybridConfig, source: &dyn TensorSource) -> Result<(), 
     require.that(config.no_kda_lora != Some(false), || {
         "\"no_kda_lora\" is false, which is not supported".into()
     })?;
-    require
-        .that(!config.use_qkv_bias, || "\"use_qkv_bias\" is true, which is not supported".into())?;
+    require.unset(&[("use_qkv_bias", config.use_qkv_bias)])?;
     let granularity = config.gated_attention_proj_granularity_type.as_deref();
-    require.that(granularity.is_none_or(|kind| kind == "head_wise"), || {
-        format!(
-            "the \"gated_attention_proj_granularity_type\" {:?} is not supported",
-            granularity.unwrap_or_default()
-        )
-    })?;
+    require.one_of("gated_attention_proj_granularity_type", granularity, &["head_wise"])?;
     for (key, limits) in [
         ("expert_swiglu_limit_list", &config.expert_swiglu_limit_list),
         ("share_expert_swiglu_limit_list", &config.share_expert_swiglu_limit_list),

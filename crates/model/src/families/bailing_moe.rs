@@ -92,22 +92,18 @@ pub(super) fn with_generation(
         config.moe_router_enable_expert_bias.get_or_insert(true);
         config.score_function.get_or_insert_with(|| "sigmoid".to_owned());
     }
-    for (key, value) in [
+    Require(source).unset(&[
         ("use_qkv_bias", config.use_qkv_bias),
         ("attention_bias", config.attention_bias),
         ("norm_head", config.norm_head),
         ("norm_softmax", config.norm_softmax),
         ("multi_gate", config.multi_gate),
-    ] {
-        Require(source).that(!value, || format!("\"{key}\" is true, which is not supported"))?;
-    }
+    ])?;
     let moe = &mut config.moe;
     if config.moe_router_enable_shared_expert == Some(false) {
         moe.n_shared_experts = Some(0);
     }
-    let (count, own) = (moe.n_shared_experts.unwrap_or(0), moe.moe_intermediate_size);
-    let size = config.moe_shared_expert_intermediate_size.unwrap_or(own);
-    moe.shared_expert_intermediate_size = Some(size.saturating_mul(count));
+    moe.size_shared_experts(config.moe_shared_expert_intermediate_size);
     let body = &config.body;
     body.blueprint(source, NormWeights::Plain, |i, layer| {
         let attention = attention(&config, &layer.child("attention"))?;

@@ -57,15 +57,15 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         }
         "sigmoid" => Scoring::Sigmoid,
         other => {
-            let problem = format!("the \"expert_selection_fn\" {other:?} is not supported");
-            return Err(config_error(source, problem));
+            return Err(Require(source).unsupported("expert_selection_fn", other));
         }
     };
-    let strategy = config.shared_expert_combination_strategy.as_deref().unwrap_or("average");
-    Require(source).that(["average", "sum"].contains(&strategy), || {
-        format!("the \"shared_expert_combination_strategy\" {strategy:?} is not supported")
-    })?;
-    let is_averaged = strategy == "average" && moe.n_shared_experts.is_some_and(|n| n > 0);
+    let (key, strategy) = (
+        "shared_expert_combination_strategy",
+        config.shared_expert_combination_strategy.as_deref(),
+    );
+    Require(source).one_of(key, strategy, &["average", "sum"])?;
+    let is_averaged = strategy != Some("sum") && moe.n_shared_experts.is_some_and(|n| n > 0);
     let share = if is_averaged { 0.5 } else { 1.0 };
     moe.routed_scaling_factor = Some(share);
     Require(source).factor("logit_scale", config.logit_scale)?;
@@ -82,14 +82,9 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
             shared.scale = share;
         }
         let norm = layer.stream_norm("input_layernorm", body.hidden_size)?;
-        let parallel = SubBlockBlueprint {
-            input: SubBlockInput::Previous,
-            body: BodyBlueprint::FeedForward(part),
-            post_norm: None,
-            scale: None,
-        };
-        let mixer = SubBlockBlueprint::new(norm, BodyBlueprint::Mixer(attention.into()));
-        Ok(LayerBlueprint { memory: None, sub_blocks: vec![mixer, parallel] })
+        let mixer = SubBlockBlueprint::new(norm, MixerBlueprint::from(attention));
+        let parallel = SubBlockBlueprint::reading(SubBlockInput::Previous, part);
+        Ok(LayerBlueprint::new([mixer, parallel]))
     })?;
     Ok(Blueprint { logit_scale: config.logit_scale, ..model })
 }

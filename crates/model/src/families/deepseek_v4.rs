@@ -97,15 +97,10 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         let input = |name, norm| config.streams.sub_block(layer, name, hidden, norm);
         let attention = MixerBlueprint::from(config.attention(i, &layer.child("attn"))?);
         let moe = FeedForwardBlueprint::from(config.moe(i, &layer.child("ffn"))?);
-        let sub_block =
-            |input, body| SubBlockBlueprint { input, body, post_norm: None, scale: None };
-        Ok(LayerBlueprint {
-            memory: None,
-            sub_blocks: vec![
-                sub_block(input("hc_attn", norm("attn_norm")?)?, BodyBlueprint::Mixer(attention)),
-                sub_block(input("hc_ffn", norm("ffn_norm")?)?, BodyBlueprint::FeedForward(moe)),
-            ],
-        })
+        Ok(LayerBlueprint::new([
+            SubBlockBlueprint::reading(input("hc_attn", norm("attn_norm")?)?, attention),
+            SubBlockBlueprint::reading(input("hc_ffn", norm("ffn_norm")?)?, moe),
+        ]))
     };
     let blueprint = body.blueprint_of(source, NormWeights::Plain, layer, |model| {
         let norm = model.stream_norm("norm", hidden)?;

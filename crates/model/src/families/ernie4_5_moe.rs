@@ -44,13 +44,8 @@ struct ErnieMoeConfig {
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let config: ErnieMoeConfig = parse_config(source)?;
-    for (key, value, supported) in
-        [("moe_gate", &config.moe_gate, "topk"), ("moe_gate_act", &config.moe_gate_act, "softmax")]
-    {
-        Require(source).that(value.as_ref().is_none_or(|value| value == supported), || {
-            format!("the \"{key}\" {:?} is not supported", value.as_deref().unwrap_or_default())
-        })?;
-    }
+    Require(source).one_of("moe_gate", config.moe_gate.as_deref(), &["topk"])?;
+    Require(source).one_of("moe_gate_act", config.moe_gate_act.as_deref(), &["softmax"])?;
     let (body, rope) = (&config.body, RopeStyle::Whole(RopePairs::Interleaved));
     let style = GqaStyle { rope, ..GqaStyle::default() };
     body.blueprint(source, NormWeights::Plain, |i, layer| {

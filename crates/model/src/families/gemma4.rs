@@ -90,10 +90,8 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     if source.tensor_bytes().any(|(name, _)| name.ends_with(per_layer)) {
         return Err(source.tensor_error(per_layer, "embeddings per layer are not supported"));
     }
-    let activation = config.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh");
-    require.that(activation == "gelu_pytorch_tanh", || {
-        format!("the \"hidden_activation\" {activation:?} is not supported")
-    })?;
+    let activation = config.hidden_activation.as_deref();
+    require.one_of("hidden_activation", activation, &["gelu_pytorch_tanh"])?;
     let cap = config.final_logit_softcapping;
     require.factor("final_logit_softcapping", cap.unwrap_or(1.0))?;
     let norms = NormWeights::Plain;
@@ -104,19 +102,20 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
 
 fn layer(config: &Gemma4Config, i: usize, layer: &Scope<'_>) -> Result<LayerBlueprint, Error> {
     let norm = |name| layer.norm(name, config.body.hidden_size);
+    let input = norm("input_layernorm")?;
+    let attention = MixerBlueprint::from(attention(config, i, &layer.child("self_attn"))?);
     let mixer = SubBlockBlueprint {
-        input: SubBlockInput::Residual { norm: norm("input_layernorm")?.into() },
-        body: BodyBlueprint::Mixer(attention(config, i, &layer.child("self_attn"))?.into()),
         post_norm: Some(norm("post_attention_layernorm")?),
-        scale: None,
+        ..SubBlockBlueprint::new(input, attention)
     };
+    let input = norm("pre_feedforward_layernorm")?;
+    let part = feed_forward(config, layer)?;
     let feed_forward = SubBlockBlueprint {
-        input: SubBlockInput::Residual { norm: norm("pre_feedforward_layernorm")?.into() },
-        body: BodyBlueprint::FeedForward(feed_forward(config, layer)?),
         post_norm: Some(norm("post_feedforward_layernorm")?),
         scale: layer.optional_vector("layer_scalar", 1)?,
+        ..SubBlockBlueprint::new(input, part)
     };
-    Ok(LayerBlueprint { memory: None, sub_blocks: vec![mixer, feed_forward] })
+    Ok(LayerBlueprint::new([mixer, feed_forward]))
 }
 
 fn attention(
@@ -194,25 +193,24 @@ fn feed_forward(config: &Gemma4Config, layer: &Scope<'_>) -> Result<FeedForwardB
         scale: 1.0 / (hidden as f32).sqrt(),
     };
     let expert_scale = layer.vector("router.per_expert_scale", sizes.count)?;
+    let router = RouterBlueprint {
+        norm: Some(router_norm),
+        normalize: true,
+        expert_scale: Some(expert_scale),
+        ..RouterBlueprint::softmax(router, top_k)
+    };
+    let moe = MoeBlueprint::new(router, experts(&tensors, sizes)?);
+    let norm = |name| layer.norm(name, hidden).map(Some);
     let moe = MoeBlueprint {
-        router: RouterBlueprint {
-            norm: Some(router_norm),
-            normalize: true,
-            expert_scale: Some(expert_scale),
-            ..RouterBlueprint::softmax(router, top_k)
-        },
-        experts: experts(&tensors, sizes)?,
         activation: Activation::GeGlu,
-        experts_norm: Some(layer.norm("pre_feedforward_layernorm_2", hidden)?),
-        latent: None,
-        experts_post_norm: Some(layer.norm("post_feedforward_layernorm_2", hidden)?),
+        experts_norm: norm("pre_feedforward_layernorm_2")?,
+        experts_post_norm: norm("post_feedforward_layernorm_2")?,
         // The dense MLP beside the experts.
         shared: Some(SharedBlueprint {
-            mlp,
-            gate: None,
-            post_norm: Some(layer.norm("post_feedforward_layernorm_1", hidden)?),
-            scale: 1.0,
+            post_norm: norm("post_feedforward_layernorm_1")?,
+            ..SharedBlueprint::new(mlp)
         }),
+        ..moe
     };
     Ok(moe.into())
 }

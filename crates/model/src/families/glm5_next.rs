@@ -94,19 +94,13 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         };
         let feed_forward =
             config.base.moe.feed_forward_with(&style, &layer.child("mlp"), i, hidden)?;
-        let sub_block = |name, norm, body| -> Result<SubBlockBlueprint, Error> {
-            let norm = layer.stream_norm(norm, hidden)?;
-            let input = config.streams.sub_block(layer, name, hidden, norm)?;
-            Ok(SubBlockBlueprint { input, body, post_norm: None, scale: None })
+        let input = |name, norm| {
+            config.streams.sub_block(layer, name, hidden, layer.stream_norm(norm, hidden)?)
         };
-        let feed_forward = BodyBlueprint::FeedForward(feed_forward);
-        Ok(LayerBlueprint {
-            memory: None,
-            sub_blocks: vec![
-                sub_block("hc_attn", "input_layernorm", BodyBlueprint::Mixer(mixer))?,
-                sub_block("hc_ffn", "post_attention_layernorm", feed_forward)?,
-            ],
-        })
+        Ok(LayerBlueprint::new([
+            SubBlockBlueprint::reading(input("hc_attn", "input_layernorm")?, mixer),
+            SubBlockBlueprint::reading(input("hc_ffn", "post_attention_layernorm")?, feed_forward),
+        ]))
     };
     let blueprint = body.blueprint_of(source, NormWeights::Plain, layer, |model| {
         let norm = Some(model.stream_norm("norm", hidden)?);

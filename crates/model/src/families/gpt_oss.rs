@@ -112,16 +112,10 @@ fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
     require.factor("swiglu_alpha", alpha)?;
     require.factor("swiglu_limit", limit)?;
     let router = mlp.linear("router", sizes.count, sizes.hidden)?;
-    Ok(MoeBlueprint {
-        // Softmax over the chosen experts only equals the normalized softmax over all experts.
-        router: RouterBlueprint { normalize: true, ..RouterBlueprint::softmax(router, top_k) },
-        experts,
-        activation: Activation::ClampedSwiGlu { alpha, limit },
-        experts_norm: None,
-        latent: None,
-        experts_post_norm: None,
-        shared: None,
-    })
+    // Softmax over the chosen experts only equals the normalized softmax over all experts.
+    let router = RouterBlueprint { normalize: true, ..RouterBlueprint::softmax(router, top_k) };
+    let activation = Activation::ClampedSwiGlu { alpha, limit };
+    Ok(MoeBlueprint { activation, ..MoeBlueprint::new(router, experts) })
 }
 
 /// Experts in OpenAI's layout, gate and up interleaved: rows of MXFP4 blocks, or columns of

@@ -105,11 +105,13 @@ impl GraniteMoeConfig {
             fused_names: ["input_linear.weight", "output_linear.weight"],
             ..ExpertTensors::in_block(moe)
         };
-        let style = SoftmaxStyle { router: "router.layer", experts, normalize: true };
-        let mut part = self.moe.feed_forward_with(&style, moe, layer, self.body.hidden_size)?;
-        if let FeedForwardBlueprint::Moe(moe) = &mut part {
-            moe.router.scale = self.residual_multiplier;
-        }
-        Ok(part)
+        let style = SoftmaxStyle {
+            router: "router.layer",
+            experts,
+            normalize: true,
+            scale: self.residual_multiplier,
+            ..SoftmaxStyle::new(moe)
+        };
+        self.moe.feed_forward_with(&style, moe, layer, self.body.hidden_size)
     }
 }

@@ -140,9 +140,7 @@ impl GraniteMoeHybridConfig {
                  {head_width}, are not {expand} x {hidden}"
             )
         })?;
-        require.that(self.mamba_proj_bias != Some(true), || {
-            "\"mamba_proj_bias\" is true, which is not supported".to_owned()
-        })?;
+        require.unset(&[("mamba_proj_bias", self.mamba_proj_bias == Some(true))])?;
         Ok(params)
     }
 
@@ -150,10 +148,8 @@ impl GraniteMoeHybridConfig {
         let mut part = self.base.feed_forward(&layer.child("block_sparse_moe"), i)?;
         if let FeedForwardBlueprint::Moe(moe) = &mut part {
             moe.shared = Some(SharedBlueprint {
-                mlp: self.shared_mlp(&layer.child("shared_mlp"))?,
-                gate: None,
-                post_norm: None,
                 scale: self.base.residual_multiplier,
+                ..SharedBlueprint::new(self.shared_mlp(&layer.child("shared_mlp"))?)
             });
         }
         Ok(part)

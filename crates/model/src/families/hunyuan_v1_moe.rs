@@ -52,11 +52,10 @@ struct HunyuanMoeConfig {
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let config: HunyuanMoeConfig = parse_config(source)?;
-    for (key, value) in
-        [("use_cla", config.use_cla), ("group_limited_greedy", config.group_limited_greedy)]
-    {
-        Require(source).that(!value, || format!("\"{key}\" is true, which is not supported"))?;
-    }
+    Require(source).unset(&[
+        ("use_cla", config.use_cla),
+        ("group_limited_greedy", config.group_limited_greedy),
+    ])?;
     let body = &config.body;
     body.blueprint(source, NormWeights::Plain, |i, layer| {
         let attention = attention(&config, &layer.child("self_attn"))?;
@@ -101,18 +100,10 @@ fn feed_forward(
         let count = config.num_shared_expert.as_ref().map_or(Ok(1), |n| n.of(source, key, layer));
         let size = count?.saturating_mul(width);
         Require(source).sizes(&[(key, size)])?;
-        let mlp = shared.mlp(hidden, size)?;
-        Ok(SharedBlueprint { mlp, gate: None, post_norm: None, scale: 1.0 })
+        Ok(SharedBlueprint::new(shared.mlp(hidden, size)?))
     });
     let router = mlp.linear("gate.wg", sizes.count, hidden)?;
-    let moe = MoeBlueprint {
-        router: RouterBlueprint { normalize: true, ..RouterBlueprint::softmax(router, top_k) },
-        experts: experts(&ExpertTensors::in_block(mlp), sizes)?,
-        activation: Activation::SwiGlu,
-        experts_norm: None,
-        latent: None,
-        experts_post_norm: None,
-        shared: shared.transpose()?,
-    };
-    Ok(moe.into())
+    let router = RouterBlueprint { normalize: true, ..RouterBlueprint::softmax(router, top_k) };
+    let experts = experts(&ExpertTensors::in_block(mlp), sizes)?;
+    Ok(MoeBlueprint { shared: shared.transpose()?, ..MoeBlueprint::new(router, experts) }.into())
 }

@@ -60,9 +60,8 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     require.that(config.moe_router_logit_softcapping.unwrap_or(0.0) == 0.0, || {
         "\"moe_router_logit_softcapping\" is not zero, which is not supported".into()
     })?;
-    require.that(!config.moe_apply_router_weight_on_input.unwrap_or(false), || {
-        "\"moe_apply_router_weight_on_input\" is true, which is not supported".into()
-    })?;
+    let on_input = config.moe_apply_router_weight_on_input.unwrap_or(false);
+    require.unset(&[("moe_apply_router_weight_on_input", on_input)])?;
     let heads = config.num_attention_heads_per_layer.as_ref();
     require.layers("num_attention_heads_per_layer", heads, body.num_hidden_layers)?;
     body.blueprint(source, NormWeights::Plain, |i, layer| {

@@ -56,7 +56,7 @@ const fn yes() -> bool {
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: Lfm2MoeConfig = parse_config(source)?;
     let require = Require(source);
-    require.that(!config.conv_bias, || "\"conv_bias\" is true, which is not supported".into())?;
+    require.unset(&[("conv_bias", config.conv_bias)])?;
     require.sizes(&[("conv_L_cache", config.conv_taps)])?;
     require.that(config.conv_taps > 1, || "\"conv_L_cache\" is 1: 2 or more are needed".into())?;
     let body = &mut config.body;
@@ -70,10 +70,10 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         };
         let feed_forward = config.feed_forward(&layer.child("feed_forward"), i)?;
         let norm = |name| layer.stream_norm(name, body.hidden_size);
-        let mixer = SubBlockBlueprint::new(norm("operator_norm")?, BodyBlueprint::Mixer(mixer));
-        let feed_forward = BodyBlueprint::FeedForward(feed_forward);
-        let feed_forward = SubBlockBlueprint::new(norm("ffn_norm")?, feed_forward);
-        Ok(LayerBlueprint { memory: None, sub_blocks: vec![mixer, feed_forward] })
+        Ok(LayerBlueprint::new([
+            SubBlockBlueprint::new(norm("operator_norm")?, mixer),
+            SubBlockBlueprint::new(norm("ffn_norm")?, feed_forward),
+        ]))
     })
 }
 

@@ -56,9 +56,8 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
 }
 
 fn attention(config: &MinimaxM2Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
-    let kind = config.qk_norm_type.as_deref().unwrap_or("per_layer");
-    Require(attention.source)
-        .that(kind == "per_layer", || format!("the \"qk_norm_type\" {kind:?} is not supported"))?;
+    let kind = config.qk_norm_type.as_deref();
+    Require(attention.source).one_of("qk_norm_type", kind, &["per_layer"])?;
     let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
     let style = GqaStyle {
         rope: RopeStyle::Partial(rotated),
@@ -80,24 +79,15 @@ fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error>
         intermediate: "intermediate_size",
     };
     sizes.check(moe.source, config.num_experts_per_tok, &keys)?;
-    let scoring = config.scoring_func.as_deref().unwrap_or("sigmoid");
-    Require(moe.source).that(scoring == "sigmoid", || {
-        format!("the \"scoring_func\" {scoring:?} is not supported")
-    })?;
+    let scoring = config.scoring_func.as_deref();
+    Require(moe.source).one_of("scoring_func", scoring, &["sigmoid"])?;
     let tensors = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
     let router = moe.linear("gate", sizes.count, sizes.hidden)?;
-    Ok(MoeBlueprint {
-        router: RouterBlueprint {
-            scoring: Scoring::Sigmoid,
-            correction: moe.optional_vector("e_score_correction_bias", sizes.count)?,
-            normalize: true,
-            ..RouterBlueprint::softmax(router, config.num_experts_per_tok)
-        },
-        experts: experts(&tensors, sizes)?,
-        activation: Activation::SwiGlu,
-        experts_norm: None,
-        latent: None,
-        experts_post_norm: None,
-        shared: None,
-    })
+    let router = RouterBlueprint {
+        scoring: Scoring::Sigmoid,
+        correction: moe.optional_vector("e_score_correction_bias", sizes.count)?,
+        normalize: true,
+        ..RouterBlueprint::softmax(router, config.num_experts_per_tok)
+    };
+    Ok(MoeBlueprint::new(router, experts(&tensors, sizes)?))
 }

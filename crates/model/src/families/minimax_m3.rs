@@ -107,10 +107,7 @@ impl MinimaxM3Config {
     fn activation(&self, source: &dyn TensorSource) -> Result<Activation, Error> {
         let require = Require(source);
         // transformers saves "silu", and computes the same.
-        let name = self.hidden_act.as_deref().unwrap_or("swigluoai");
-        require.that(["swigluoai", "silu"].contains(&name), || {
-            format!("the \"hidden_act\" {name:?} is not supported")
-        })?;
+        require.one_of("hidden_act", self.hidden_act.as_deref(), &["swigluoai", "silu"])?;
         let (alpha, limit) = (self.swiglu_alpha.unwrap_or(1.702), self.swiglu_limit.unwrap_or(7.0));
         require.factor("swiglu_alpha", alpha)?;
         require.factor("swiglu_limit", limit)?;
@@ -123,9 +120,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     config.moe.moe_intermediate_size = config.moe.intermediate_size;
     config.moe.intermediate_size = config.dense_intermediate_size;
     let (body, activation) = (&config.body, config.activation(source)?);
-    let kind = config.qk_norm_type.as_deref().unwrap_or("per_head");
-    Require(source)
-        .that(kind == "per_head", || format!("the \"qk_norm_type\" {kind:?} is not supported"))?;
+    Require(source).one_of("qk_norm_type", config.qk_norm_type.as_deref(), &["per_head"])?;
     let norms = match config.use_gemma_norm.unwrap_or(true) {
         true => NormWeights::OnePlusInExports,
         false => NormWeights::Plain,

@@ -53,6 +53,6 @@ fn feed_forward(
     layer: usize,
 ) -> Result<FeedForwardBlueprint, Error> {
     let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
-    let style = SoftmaxStyle { router: "gate", experts, normalize: true };
+    let style = SoftmaxStyle { experts, normalize: true, ..SoftmaxStyle::new(moe) };
     config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)
 }

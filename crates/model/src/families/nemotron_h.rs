@@ -115,7 +115,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
             (LayerPart::Mlp, _) => BodyBlueprint::FeedForward(config.mlp(&mixer)?),
         };
         let norm = layer.stream_norm("norm", config.body.hidden_size)?;
-        Ok(LayerBlueprint { memory: None, sub_blocks: vec![SubBlockBlueprint::new(norm, body)] })
+        Ok(LayerBlueprint::new([SubBlockBlueprint::new(norm, body)]))
     })
 }
 

@@ -60,10 +60,7 @@ fn feed_forward(
         format!("\"router_jitter_noise\" is {}", config.router_jitter_noise)
     })?;
     let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
-    let style = SoftmaxStyle { router: "gate", experts, normalize: false };
-    let mut part = config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)?;
-    if let FeedForwardBlueprint::Moe(moe) = &mut part {
-        moe.router.scoring = Scoring::SparseMixer { band };
-    }
-    Ok(part)
+    let scoring = Scoring::SparseMixer { band };
+    let style = SoftmaxStyle { experts, scoring, ..SoftmaxStyle::new(moe) };
+    config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)
 }

@@ -72,17 +72,14 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
                 }
                 false => config.attention(&layer.child("self_attn"))?.into(),
             };
-            let sub_block = |name, body| -> Result<SubBlockBlueprint, Error> {
-                let input = config.streams(&layer.child(name), true)?;
-                Ok(SubBlockBlueprint { input, body, post_norm: None, scale: None })
-            };
+            let input = |name| config.streams(&layer.child(name), true);
             let feed_forward = base.feed_forward(i, layer)?;
             let memory = config.ngram.table_of(i).map(|table| config.memory(layer, table));
             Ok(LayerBlueprint {
                 memory: memory.transpose()?.map(Box::new),
                 sub_blocks: vec![
-                    sub_block("attn_hyper_connection", BodyBlueprint::Mixer(mixer))?,
-                    sub_block("mlp_hyper_connection", BodyBlueprint::FeedForward(feed_forward))?,
+                    SubBlockBlueprint::reading(input("attn_hyper_connection")?, mixer),
+                    SubBlockBlueprint::reading(input("mlp_hyper_connection")?, feed_forward),
                 ],
             })
         },
@@ -135,10 +132,7 @@ impl Qwen4ExpConfig {
         match self.output_gate_type.as_deref() {
             None | Some("sigmoid") => Ok(NormGate::Sigmoid),
             Some("silu" | "swish") => Ok(NormGate::Silu),
-            Some(other) => Err(config_error(
-                source,
-                format!("the \"output_gate_type\" {other:?} is not supported"),
-            )),
+            Some(other) => Err(Require(source).unsupported("output_gate_type", other)),
         }
     }
 

@@ -290,6 +290,34 @@ impl Require<'_> {
         })
     }
 
+    /// Requires a name that is supported, if the config has the key.
+    pub(crate) fn one_of(
+        &self,
+        key: &str,
+        name: Option<&str>,
+        supported: &[&str],
+    ) -> Result<(), Error> {
+        match name.filter(|name| !supported.contains(name)) {
+            Some(name) => Err(self.unsupported(key, name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Error about a name that is not supported.
+    pub(crate) fn unsupported(&self, key: &str, name: &str) -> Error {
+        config_error(self.0, format!("the \"{key}\" {name:?} is not supported"))
+    }
+
+    /// Requires keys to be false.
+    pub(crate) fn unset(&self, keys: &[(&str, bool)]) -> Result<(), Error> {
+        match keys.iter().find(|(_, value)| *value) {
+            Some((key, _)) => {
+                Err(config_error(self.0, format!("\"{key}\" is true, which is not supported")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Requires a condition; `problem` describes its violation.
     pub(crate) fn that(&self, holds: bool, problem: impl FnOnce() -> String) -> Result<(), Error> {
         if holds { Ok(()) } else { Err(config_error(self.0, problem())) }

@@ -99,6 +99,12 @@ impl MoeStyle {
 }
 
 impl GroupedMoe {
+    /// Sets the size of one shared expert; `None`: that of a routed one.
+    pub(crate) fn size_shared_experts(&mut self, size: Option<usize>) {
+        let (count, own) = (self.n_shared_experts.unwrap_or(0), self.moe_intermediate_size);
+        self.shared_expert_intermediate_size = Some(size.unwrap_or(own).saturating_mul(count));
+    }
+
     /// Whether layer `layer` has experts.
     pub(crate) fn is_sparse(&self, source: &dyn TensorSource, layer: usize) -> Result<bool, Error> {
         let require = Require(source);
@@ -236,7 +242,7 @@ impl GroupedMoe {
             false => shared.mlp_without_gate(sizes.hidden, size)?,
         };
         let mlp = MlpBlueprint { activation: style.activation, ..mlp };
-        Ok(Some(SharedBlueprint { mlp, gate: None, post_norm: None, scale: 1.0 }))
+        Ok(Some(SharedBlueprint::new(mlp)))
     }
 
     /// Router. DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2.
@@ -279,10 +285,7 @@ impl GroupedMoe {
             Scoring::SparseMixer { .. } => "sparsemixer",
         };
         // Some configs have the method here too.
-        let scoring = self.scoring_func.as_deref().unwrap_or(named);
-        require.that([named, "noaux_tc"].contains(&scoring), || {
-            format!("the \"scoring_func\" {scoring:?} is not supported")
-        })?;
+        require.one_of("scoring_func", self.scoring_func.as_deref(), &[named, "noaux_tc"])?;
         let scale = self.routed_scaling_factor.unwrap_or(1.0);
         require.factor("routed_scaling_factor", scale)?;
         // With one expert per token its weight is its score, as in DeepSeek's modeling_deepseek.py

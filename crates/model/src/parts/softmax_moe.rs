@@ -2,7 +2,7 @@
 //! or some of them, with a gated shared expert in some models.
 
 use moeflux_base::Error;
-use moeflux_ops::Activation;
+use moeflux_ops::Scoring;
 use serde::Deserialize;
 
 use super::{
@@ -38,8 +38,19 @@ pub(crate) struct SoftmaxMoe {
 pub(crate) struct SoftmaxStyle<'a> {
     pub(crate) router: &'static str,
     pub(crate) experts: ExpertTensors<'a>,
+    pub(crate) scoring: Scoring,
     /// Whether the weights of a token's experts are scaled to a sum of one.
     pub(crate) normalize: bool,
+    /// Factor on these weights.
+    pub(crate) scale: f32,
+}
+
+impl<'a> SoftmaxStyle<'a> {
+    /// Style of the Qwen models for the module `mlp`.
+    pub(crate) fn new(mlp: &Scope<'a>) -> Self {
+        let (experts, scoring) = (ExpertTensors::in_block(mlp), Scoring::Softmax);
+        Self { router: "gate", experts, scoring, normalize: false, scale: 1.0 }
+    }
 }
 
 impl SoftmaxMoe {
@@ -78,13 +89,8 @@ impl SoftmaxMoe {
         hidden: usize,
         normalize: bool,
     ) -> Result<FeedForwardBlueprint, Error> {
-        let experts = ExpertTensors::in_block(mlp);
-        self.feed_forward_with(
-            &SoftmaxStyle { router: "gate", experts, normalize },
-            mlp,
-            layer,
-            hidden,
-        )
+        let style = SoftmaxStyle { normalize, ..SoftmaxStyle::new(mlp) };
+        self.feed_forward_with(&style, mlp, layer, hidden)
     }
 
     /// As [`SoftmaxMoe::feed_forward`], in the style of a family.
@@ -121,26 +127,18 @@ impl SoftmaxMoe {
             size => size.unwrap_or(0),
         };
         let shared = (shared_size > 0).then(|| -> Result<_, Error> {
-            Ok(SharedBlueprint {
-                mlp: mlp.child("shared_expert").mlp(hidden, shared_size)?,
-                gate: Some(mlp.matrix("shared_expert_gate", 1, hidden)?),
-                post_norm: None,
-                scale: 1.0,
-            })
+            let shared = mlp.child("shared_expert").mlp(hidden, shared_size)?;
+            let gate = Some(mlp.matrix("shared_expert_gate", 1, hidden)?);
+            Ok(SharedBlueprint { gate, ..SharedBlueprint::new(shared) })
         });
         let router = mlp.linear(style.router, sizes.count, hidden)?;
-        let moe = MoeBlueprint {
-            router: RouterBlueprint {
-                normalize: style.normalize,
-                ..RouterBlueprint::softmax(router, self.num_experts_per_tok)
-            },
-            experts: experts(&style.experts, sizes)?,
-            activation: Activation::SwiGlu,
-            experts_norm: None,
-            latent: None,
-            experts_post_norm: None,
-            shared: shared.transpose()?,
+        let router = RouterBlueprint {
+            scoring: style.scoring,
+            normalize: style.normalize,
+            scale: style.scale,
+            ..RouterBlueprint::softmax(router, self.num_experts_per_tok)
         };
-        Ok(moe.into())
+        let moe = MoeBlueprint::new(router, experts(&style.experts, sizes)?);
+        Ok(MoeBlueprint { shared: shared.transpose()?, ..moe }.into())
     }
 }
