@@ -56,15 +56,10 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
             Scoring::Softmax
         }
         "sigmoid" => Scoring::Sigmoid,
-        other => {
-            return Err(Require(source).unsupported("expert_selection_fn", other));
-        }
+        other => return Err(Require(source).unsupported("expert_selection_fn", other)),
     };
-    let (key, strategy) = (
-        "shared_expert_combination_strategy",
-        config.shared_expert_combination_strategy.as_deref(),
-    );
-    Require(source).one_of(key, strategy, &["average", "sum"])?;
+    let strategy = config.shared_expert_combination_strategy.as_deref();
+    Require(source).one_of("shared_expert_combination_strategy", strategy, &["average", "sum"])?;
     let is_averaged = strategy != Some("sum") && moe.n_shared_experts.is_some_and(|n| n > 0);
     let share = if is_averaged { 0.5 } else { 1.0 };
     moe.routed_scaling_factor = Some(share);

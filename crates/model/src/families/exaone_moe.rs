@@ -46,32 +46,21 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         let kind = |is_moe: &bool| if *is_moe { "sparse" } else { "dense" }.to_owned();
         config.moe.mlp_layer_types = Some(layers.iter().map(kind).collect());
     }
-    let body = &config.body;
+    let (body, hidden) = (&config.body, config.body.hidden_size);
     body.blueprint(source, NormWeights::Plain, |i, layer| {
         let window = config.windows.of(source, i)?;
-        let attention = attention(&config, window, &layer.child("self_attn"))?;
+        // In a model with windows, layers of full attention are NoPE.
+        let has_positions = window.is_some() || config.windows.sliding_window.is_none();
+        let rope = RopeStyle::whole_if(has_positions, RopePairs::Halves);
+        let style = GqaStyle { window, rope, qk_norm: QkNorm::PER_HEAD };
+        let attention = config.gqa.attention(&layer.child("self_attn"), hidden, style)?;
         let mlp = layer.child("mlp");
         // MLX's export has the bias in the router's module.
         let common = MoeStyle::default();
         let correction = common.correction.filter(|name| mlp.has(name));
         let correction = correction.or(Some("e_score_correction_bias"));
         let style = MoeStyle { correction, ..common };
-        let feed_forward = config.moe.feed_forward_with(&style, &mlp, i, body.hidden_size)?;
+        let feed_forward = config.moe.feed_forward_with(&style, &mlp, i, hidden)?;
         body.layer(layer, attention, feed_forward)
     })
-}
-
-fn attention(
-    config: &ExaoneMoeConfig,
-    window: Option<usize>,
-    attention: &Scope<'_>,
-) -> Result<GqaBlueprint, Error> {
-    // In a model with windows, layers of full attention have no positions.
-    let has_positions = window.is_some() || config.windows.sliding_window.is_none();
-    let style = GqaStyle {
-        window,
-        rope: RopeStyle::whole_if(has_positions, RopePairs::Halves),
-        qk_norm: QkNorm::PER_HEAD,
-    };
-    config.gqa.attention(attention, config.body.hidden_size, style)
 }

@@ -57,18 +57,14 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         ("group_limited_greedy", config.group_limited_greedy),
     ])?;
     let body = &config.body;
-    body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = attention(&config, &layer.child("self_attn"))?;
-        body.layer(layer, attention, feed_forward(&config, &layer.child("mlp"), i)?)
-    })
-}
-
-fn attention(config: &HunyuanMoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let (enabled, names) = (config.use_qk_norm, ["query_layernorm", "key_layernorm"]);
     let qk_norm = QkNorm { enabled, names, ..QkNorm::PER_HEAD };
     let style = GqaStyle { qk_norm, ..GqaStyle::default() };
-    let gqa = config.gqa.attention(attention, config.body.hidden_size, style)?;
-    Ok(GqaBlueprint { norms_rotated: true, ..gqa })
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let gqa = config.gqa.attention(&layer.child("self_attn"), body.hidden_size, style)?;
+        let attention = GqaBlueprint { norms_rotated: true, ..gqa };
+        body.layer(layer, attention, feed_forward(&config, &layer.child("mlp"), i)?)
+    })
 }
 
 fn feed_forward(

@@ -48,23 +48,19 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     Require(source).that(shared == 0, || {
         format!("\"shared_intermediate_size\" is {shared}: shared experts are not supported")
     })?;
-    config.body.blueprint(source, NormWeights::Plain, |_, layer| {
-        let attention = attention(&config, &layer.child("self_attn"))?;
-        let moe = moe(&config, &layer.child("block_sparse_moe"))?;
-        config.body.layer(layer, attention, moe)
-    })
-}
-
-fn attention(config: &MinimaxM2Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let kind = config.qk_norm_type.as_deref();
-    Require(attention.source).one_of("qk_norm_type", kind, &["per_layer"])?;
+    Require(source).one_of("qk_norm_type", kind, &["per_layer"])?;
     let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
     let style = GqaStyle {
         rope: RopeStyle::Partial(rotated),
         qk_norm: QkNorm { enabled: config.use_qk_norm, ..QkNorm::OVER_ALL_HEADS },
         ..GqaStyle::default()
     };
-    config.gqa.attention(attention, config.body.hidden_size, style)
+    let body = &config.body;
+    body.blueprint(source, NormWeights::Plain, |_, layer| {
+        let attention = config.gqa.attention(&layer.child("self_attn"), body.hidden_size, style)?;
+        body.layer(layer, attention, moe(&config, &layer.child("block_sparse_moe"))?)
+    })
 }
 
 fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error> {

@@ -37,22 +37,15 @@ struct MixtralConfig {
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: MixtralConfig = parse_config(source)?;
     config.moe.size_experts_as_mlp();
-    let (body, window) = (&config.body, config.sliding_window);
+    let (body, hidden, window) = (&config.body, config.body.hidden_size, config.sliding_window);
     Require(source).sizes(&[("sliding_window", window.unwrap_or(1))])?;
     let style = GqaStyle { window, ..GqaStyle::default() };
     body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = config.gqa.attention(&layer.child("self_attn"), body.hidden_size, style)?;
-        let feed_forward = feed_forward(&config, &layer.child("block_sparse_moe"), i)?;
+        let attention = config.gqa.attention(&layer.child("self_attn"), hidden, style)?;
+        let moe = layer.child("block_sparse_moe");
+        let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(&moe) };
+        let style = SoftmaxStyle { experts, normalize: true, ..SoftmaxStyle::new(&moe) };
+        let feed_forward = config.moe.feed_forward_with(&style, &moe, i, hidden)?;
         body.layer(layer, attention, feed_forward)
     })
-}
-
-fn feed_forward(
-    config: &MixtralConfig,
-    moe: &Scope<'_>,
-    layer: usize,
-) -> Result<FeedForwardBlueprint, Error> {
-    let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
-    let style = SoftmaxStyle { experts, normalize: true, ..SoftmaxStyle::new(moe) };
-    config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)
 }

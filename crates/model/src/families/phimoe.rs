@@ -40,27 +40,19 @@ struct PhimoeConfig {
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: PhimoeConfig = parse_config(source)?;
     config.moe.size_experts_as_mlp();
-    let body = &config.body;
+    let (body, hidden, noise) = (&config.body, config.body.hidden_size, config.router_jitter_noise);
+    let band = 2.0 * noise;
+    Require(source)
+        .that(band.is_finite() && band >= 0.0, || format!("\"router_jitter_noise\" is {noise}"))?;
     let window = config.sliding_window.filter(|w| (1..body.max_position_embeddings).contains(w));
+    let scoring = Scoring::SparseMixer { band };
     let style = GqaStyle { window, ..GqaStyle::default() };
     body.blueprint(source, NormWeights::Layer, |i, layer| {
-        let attention = config.gqa.attention(&layer.child("self_attn"), body.hidden_size, style)?;
-        let feed_forward = feed_forward(&config, &layer.child("block_sparse_moe"), i)?;
+        let attention = config.gqa.attention(&layer.child("self_attn"), hidden, style)?;
+        let moe = layer.child("block_sparse_moe");
+        let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(&moe) };
+        let style = SoftmaxStyle { experts, scoring, ..SoftmaxStyle::new(&moe) };
+        let feed_forward = config.moe.feed_forward_with(&style, &moe, i, hidden)?;
         body.layer(layer, attention, feed_forward)
     })
-}
-
-fn feed_forward(
-    config: &PhimoeConfig,
-    moe: &Scope<'_>,
-    layer: usize,
-) -> Result<FeedForwardBlueprint, Error> {
-    let band = 2.0 * config.router_jitter_noise;
-    Require(moe.source).that(band.is_finite() && band >= 0.0, || {
-        format!("\"router_jitter_noise\" is {}", config.router_jitter_noise)
-    })?;
-    let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
-    let scoring = Scoring::SparseMixer { band };
-    let style = SoftmaxStyle { experts, scoring, ..SoftmaxStyle::new(moe) };
-    config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)
 }
