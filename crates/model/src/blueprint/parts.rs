@@ -167,9 +167,9 @@ pub struct GqaBlueprint {
     pub gate_proj: Option<LinearSource>,
     /// `(hidden, heads * v_head_dim)`.
     pub o_proj: LinearSource,
-    /// Norm of the queries: `head_dim` elements for a norm per head, or one norm over all heads.
+    /// QK-norm, of the queries: `head_dim` elements for a norm per head, or one over all heads.
     pub q_norm: Option<VectorSource>,
-    /// Norm of the keys: `head_dim` elements for a norm per head, or one norm over all heads.
+    /// QK-norm, of the keys: `head_dim` elements for a norm per head, or one over all heads.
     pub k_norm: Option<VectorSource>,
     /// Whether these norms follow RoPE instead of preceding it.
     pub norms_rotated: bool,
@@ -484,7 +484,7 @@ pub struct RouterBlueprint {
     pub scoring: Scoring,
     /// `n_experts` elements, added to the scores for the choice but not for the weights.
     pub correction: Option<VectorSource>,
-    /// Expert groups, of which only the best are chosen from.
+    /// Expert groups, of which only the best are chosen from: group-limited top-k.
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of the chosen experts are scaled to a sum of one.
     pub normalize: bool,

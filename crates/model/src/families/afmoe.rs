@@ -1,9 +1,8 @@
 //! `afmoe`: Trinity of Arcee.
 //!
-//! Sliding-window layers with full ones without positions between; a sigmoid gate per element on
-//! the output of attention, of a projection apart from `q_proj`; norms before and after each part.
-//! Sources: Arcee AI, "Arcee Trinity", 2026; the published `config.json`s; transformers,
-//! `modeling_afmoe.py`.
+//! Sliding-window layers with full NoPE layers between; a sigmoid gate per element on the output of
+//! attention, of a projection apart from `q_proj`; norms before and after each part. Sources: Arcee
+//! AI, "Arcee Trinity", 2026; the published `config.json`s; transformers, `modeling_afmoe.py`.
 
 use moeflux_ops::GateFunction;
 
@@ -17,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["afmoe"],
         checkpoints: "Trinity-Mini, Trinity-Nano, Trinity-Large",
-        special: "sliding window, gated attention, layers without positions",
+        special: "sliding window, gated attention, NoPE in full layers",
         checked: "transformers, mlx-lm",
     }],
     layer_types: SLIDING,

@@ -1,8 +1,7 @@
 //! `bailing_moe`, `bailing_moe_v2`: Ling-lite and Ling-plus 1.x, Ling-mini and Ling-flash 2.0.
 //!
-//! One matrix of queries, keys and values. The first generation has a softmax router, the second
-//! the router of DeepSeek-V3 and norms per head. Sources: the published `config.json`s; mlx-lm,
-//! `bailing_moe.py`.
+//! Fused QKV. The first generation has a softmax router, the second the router of DeepSeek-V3 and
+//! QK-norm. Sources: the published `config.json`s; mlx-lm, `bailing_moe.py`.
 
 use super::prelude::*;
 use crate::{
@@ -14,7 +13,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["bailing_moe", "bailing_moe_v2"],
         checkpoints: "Ling-lite and Ling-plus 1.x; Ling-mini, Ling-flash 2.0",
-        special: "one matrix of queries, keys and values",
+        special: "fused QKV",
         checked: "mlx-lm corrected",
     }],
     presets: &[
@@ -71,9 +70,9 @@ struct BailingMoeConfig {
 /// Generation of the router and of attention where a config does not say it.
 #[derive(Clone, Copy)]
 pub(super) enum Generation {
-    /// A softmax router; no norms of queries and keys.
+    /// A softmax router; no QK-norm.
     First,
-    /// A sigmoid router with a correction; norms of queries and keys.
+    /// A sigmoid router with a correction; QK-norm.
     Second,
 }
 

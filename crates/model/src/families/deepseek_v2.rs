@@ -1,8 +1,8 @@
 //! `deepseek_v2`: DeepSeek-V2, V2.5, V2-Lite, Coder-V2.
 //!
-//! The attention of `deepseek_v3`; a softmax router without correction, whose groups score their
-//! best expert. Sources: DeepSeek-AI, "DeepSeek-V2", 2024; the published `config.json`s and
-//! `modeling_deepseek.py`.
+//! The attention of `deepseek_v3`; a softmax router without correction; group-limited top-k, where
+//! a group has the score of its best expert. Sources: DeepSeek-AI, "DeepSeek-V2", 2024; the
+//! published `config.json`s and `modeling_deepseek.py`.
 
 use moeflux_ops::GroupScore;
 
@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["deepseek_v2"],
         checkpoints: "DeepSeek-V2, V2.5, V2-Lite, Coder-V2",
-        special: "latent attention, YaRN, groups by their best expert",
+        special: "latent attention, YaRN, group-limited top-k by best experts",
         checked: "transformers",
     }],
     presets: &[

@@ -1,9 +1,9 @@
 //! `deepseek_v3`, `glm4_moe_lite`, `kimi_k2`: DeepSeek-V3 and R1, Cogito-V2 671B, GLM-4.7-Flash,
 //! Kimi-K2.
 //!
-//! Multi-head latent attention, a sigmoid router with correction bias and groups, dense layers
-//! first, unscaled shared experts. Sources: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, and
-//! its `inference/model.py`; the published `config.json`s.
+//! Multi-head latent attention, a sigmoid router with correction bias and group-limited top-k,
+//! dense layers first, unscaled shared experts. Sources: DeepSeek-AI, "DeepSeek-V3 Technical
+//! Report", 2024, and its `inference/model.py`; the published `config.json`s.
 
 use super::prelude::*;
 use crate::{
@@ -17,7 +17,7 @@ pub(super) const FAMILY: Family = Family {
         ModelRow {
             names: &["deepseek_v3"],
             checkpoints: "DeepSeek-V3, R1, V3.1, Cogito-V2 671B",
-            special: "latent attention, YaRN, grouped router",
+            special: "latent attention, YaRN, group-limited top-k",
             checked: "mlx-lm corrected, transformers",
         },
         ModelRow {

@@ -1,8 +1,8 @@
 //! `dots1`: dots.llm1.
 //!
-//! Attention with a norm per head; the feed-forward parts of DeepSeek-V3. MLX stacks the experts
-//! under their name on the Hub. Sources: rednote-hilab, "dots.llm1 Technical Report", 2025; the
-//! published `config.json`s.
+//! Attention with QK-norm; the feed-forward parts of DeepSeek-V3. MLX stacks the experts under
+//! their name on the Hub. Sources: rednote-hilab, "dots.llm1 Technical Report", 2025; the published
+//! `config.json`s.
 
 use super::prelude::*;
 
@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["dots1"],
         checkpoints: "dots.llm1",
-        special: "norms per head",
+        special: "QK-norm",
         checked: "transformers, mlx-lm",
     }],
     // Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.

@@ -1,8 +1,8 @@
 //! `exaone_moe`: K-EXAONE.
 //!
-//! Layers with a sliding window, and layers of full attention without positions between them; a
-//! norm per head; the feed-forward parts of DeepSeek-V3. Sources: LG AI Research, "K-EXAONE
-//! Technical Report", 2026; the published `config.json`; transformers, `modeling_exaone_moe.py`.
+//! Layers with a sliding window, and full NoPE layers between them; QK-norm; the feed-forward parts
+//! of DeepSeek-V3. Sources: LG AI Research, "K-EXAONE Technical Report", 2026; the published
+//! `config.json`; transformers, `modeling_exaone_moe.py`.
 
 use super::prelude::*;
 
@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["exaone_moe"],
         checkpoints: "K-EXAONE-236B-A23B",
-        special: "sliding window, no positions in full layers",
+        special: "sliding window, NoPE in full layers",
         checked: "transformers, mlx-lm",
     }],
     layer_types: SLIDING,

@@ -1,8 +1,7 @@
 //! `glm4_moe`, `glm4v_moe`: GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7; the text model of GLM-4.5V.
 //!
-//! Grouped-query attention with biases, RoPE on a part of each head, and norms per head in some
-//! sizes; the feed-forward parts of DeepSeek-V3. Sources: Z.ai, "GLM-4.5", 2025; the published
-//! `config.json`s.
+//! Grouped-query attention with biases, RoPE on a part of each head, and QK-norm in some sizes; the
+//! feed-forward parts of DeepSeek-V3. Sources: Z.ai, "GLM-4.5", 2025; the published `config.json`s.
 
 use super::prelude::*;
 
@@ -11,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
         ModelRow {
             names: &["glm4_moe"],
             checkpoints: "GLM-4.5, 4.5-Air, 4.6, 4.7",
-            special: "grouped router, partial RoPE",
+            special: "group-limited top-k, partial RoPE",
             checked: "mlx-lm corrected, transformers",
         },
         ModelRow {
@@ -58,7 +57,7 @@ struct Glm4MoeConfig {
 pub(super) struct Glm4Defaults {
     /// Share of a head that RoPE rotates.
     pub(super) rotary_share: f64,
-    /// Whether queries and keys have norms; `None`: if their tensors exist.
+    /// Whether there is QK-norm; `None`: if its tensors exist.
     pub(super) qk_norm: Option<bool>,
     pub(super) moe: MoeStyle,
 }

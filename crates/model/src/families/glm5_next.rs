@@ -1,8 +1,8 @@
 //! `glm5_next`: GLM-5.3-Flash; text only.
 //!
-//! Kimi Delta Attention with latent attention without positions between, which reads the pools of
-//! positions that an indexer chooses; a residual of four streams (mHC); the feed-forward parts of
-//! DeepSeek-V3 with clipped gated linear units. Sources: the published `config.json`; transformers,
+//! Kimi Delta Attention with NoPE latent attention between, which reads the pools of positions that
+//! an indexer chooses; a residual of four streams (mHC); the feed-forward parts of DeepSeek-V3 with
+//! clipped gated linear units. Sources: the published `config.json`; transformers,
 //! `modeling_glm5_next.py`.
 
 use moeflux_ops::LogDecay;

@@ -1,8 +1,8 @@
 //! `granitemoehybrid`: Granite 4.0 H Small and Tiny.
 //!
-//! Mamba-2 or grouped-query attention without positions, beside the experts and the constant
-//! factors of `granitemoe`, and a shared expert. Sources: transformers,
-//! `modeling_granitemoehybrid.py`, the authors' release; the published `config.json`.
+//! Mamba-2 or grouped-query attention with NoPE, beside the experts and the constant factors of
+//! `granitemoe`, and a shared expert. Sources: transformers, `modeling_granitemoehybrid.py`, the
+//! authors' release; the published `config.json`.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["granitemoehybrid"],
         checkpoints: "Granite-4.0-H-Small and H-Tiny",
-        special: "Mamba-2 or attention without positions, the same factors, a shared expert",
+        special: "Mamba-2 or NoPE attention, the same factors, a shared expert",
         checked: "transformers, mlx-lm",
     }],
     layer_types: &["mamba", "attention", "linear_attention", "full_attention"],

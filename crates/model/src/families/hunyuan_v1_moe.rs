@@ -1,7 +1,7 @@
 //! `hunyuan_v1_moe`: Hunyuan-A13B.
 //!
-//! Attention with norms per head after RoPE; a softmax router beside a shared expert in every
-//! layer. Sources: Tencent, "Hunyuan-A13B Technical Report", 2025; the published `config.json` and
+//! Attention with QK-norm after RoPE; a softmax router beside a shared expert in every layer.
+//! Sources: Tencent, "Hunyuan-A13B Technical Report", 2025; the published `config.json` and
 //! `hunyuan.py`.
 
 use super::prelude::*;
@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["hunyuan_v1_moe"],
         checkpoints: "Hunyuan-A13B",
-        special: "norms per head after RoPE",
+        special: "QK-norm after RoPE",
         checked: "transformers",
     }],
     // The model of huggingface.co/tencent/Hunyuan-A13B-Instruct, not compared with its config.json.

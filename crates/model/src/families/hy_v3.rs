@@ -1,8 +1,7 @@
 //! `hy_v3`: Hy3-preview.
 //!
-//! The architecture of `glm4_moe` with RoPE on whole heads, norms of queries and keys, and other
-//! names in its MoE layers. Sources: the published `config.json`; transformers,
-//! `modeling_hy_v3.py`.
+//! The architecture of `glm4_moe` with RoPE on whole heads, QK-norm, and other names in its MoE
+//! layers. Sources: the published `config.json`; transformers, `modeling_hy_v3.py`.
 
 use super::{
     glm4_moe::{Glm4Defaults, with_defaults},
@@ -13,7 +12,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["hy_v3"],
         checkpoints: "Hy3-preview",
-        special: "norms per head",
+        special: "QK-norm",
         checked: "transformers",
     }],
     // Source: transformers, configuration_hy_v3.py, but for the context and the keys of the router.

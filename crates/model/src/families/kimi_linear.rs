@@ -1,8 +1,8 @@
 //! `kimi_linear`: Kimi-Linear-48B-A3B.
 //!
-//! Kimi Delta Attention with latent attention without positions between; the feed-forward parts of
-//! DeepSeek-V3 under other names. Sources: Kimi Team, "Kimi Linear", 2025; the published
-//! `config.json` and `modeling_kimi.py`; transformers, `modeling_kimi_linear.py`.
+//! Kimi Delta Attention with NoPE latent attention between; the feed-forward parts of DeepSeek-V3
+//! under other names. Sources: Kimi Team, "Kimi Linear", 2025; the published `config.json` and
+//! `modeling_kimi.py`; transformers, `modeling_kimi_linear.py`.
 
 use moeflux_ops::LogDecay;
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["kimi_linear"],
         checkpoints: "Kimi-Linear-48B-A3B",
-        special: "Kimi Delta Attention, latent attention without positions",
+        special: "Kimi Delta Attention, latent attention with NoPE",
         checked: "transformers, mlx-lm",
     }],
     layer_types: DELTA_NET,

@@ -1,9 +1,9 @@
 //! `lfm2_moe`: LFM2-8B-A1B and LFM2-24B-A2B of Liquid AI.
 //!
-//! Gated short convolutions in most layers, grouped-query attention with a norm per head in the
-//! others; the feed-forward parts of DeepSeek-V3 without shared experts. Sources: Liquid AI, "LFM2
-//! Technical Report", 2025; the published `config.json`; transformers, `modeling_lfm2_moe.py`;
-//! mlx-lm, `lfm2_moe.py`.
+//! Gated short convolutions in most layers, grouped-query attention with QK-norm in the others; the
+//! feed-forward parts of DeepSeek-V3 without shared experts. Sources: Liquid AI, "LFM2 Technical
+//! Report", 2025; the published `config.json`; transformers, `modeling_lfm2_moe.py`; mlx-lm,
+//! `lfm2_moe.py`.
 
 use super::prelude::*;
 use crate::{

@@ -1,9 +1,9 @@
 //! `mimo_v2_flash`, `mimo_v2`: MiMo-V2-Flash, MiMo-V2.5 and V2.6; text only.
 //!
-//! Sliding-window layers with full ones between, which have fewer KV heads and no sinks; values
-//! narrower than keys, and scaled; the feed-forward parts of DeepSeek-V3. MiMo-V2.5 has queries,
-//! keys and values in one matrix of shards. Sources: Xiaomi, "MiMo-V2-Flash Technical Report",
-//! 2026; the published `config.json`s; see `docs/references.md`.
+//! Sliding-window layers with full ones between, which have fewer KV heads and no sinks; scaled
+//! values whose `v_head_dim` is below `head_dim`; the feed-forward parts of DeepSeek-V3. MiMo-V2.5
+//! has fused QKV in shards. Sources: Xiaomi, "MiMo-V2-Flash Technical Report", 2026; the published
+//! `config.json`s; see `docs/references.md`.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["mimo_v2_flash", "mimo_v2"],
         checkpoints: "MiMo-V2-Flash, V2.5, V2.6, text",
-        special: "sliding window, sinks, values narrower than keys",
+        special: "sliding window, sinks, `v_head_dim` below `head_dim`",
         checked: "transformers, mlx-lm corrected",
     }],
     layer_types: SLIDING,

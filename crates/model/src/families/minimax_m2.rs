@@ -1,7 +1,7 @@
 //! `minimax_m2`: MiniMax-M2, M2.1.
 //!
-//! Grouped-query attention with one norm over all heads and RoPE on a part of each; a sigmoid
-//! router with a correction bias; no dense layers and no shared expert. Sources: the published
+//! Grouped-query attention with QK-norm over all heads and RoPE on a part of each; a sigmoid router
+//! with a correction bias; no dense layers and no shared expert. Sources: the published
 //! `config.json`s and `modeling_minimax_m2.py`.
 
 use super::prelude::*;
@@ -11,7 +11,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["minimax_m2"],
         checkpoints: "MiniMax-M2, M2.1",
-        special: "norms over all heads",
+        special: "QK-norm over all heads",
         checked: "mlx-lm, transformers",
     }],
     // Source: huggingface.co/MiniMaxAI/MiniMax-M2, config.json.

@@ -1,9 +1,9 @@
 //! `minimax_m3`, `minimax_m3_vl`: MiniMax-M3; text only.
 //!
-//! Grouped-query attention with norms per head and RoPE on a part of each; in most layers each KV
-//! head reads the blocks of positions that an indexer chooses for it. The router of DeepSeek-V3
-//! without groups, the activation of gpt-oss. Sources: the published `config.json`; transformers,
-//! `modeling_minimax_m3_vl.py`.
+//! Grouped-query attention with QK-norm and RoPE on a part of each; in most layers each KV head
+//! reads the blocks of positions that an indexer chooses for it. The router of DeepSeek-V3 without
+//! group-limited top-k, the activation of gpt-oss. Sources: the published `config.json`;
+//! transformers, `modeling_minimax_m3_vl.py`.
 
 use moeflux_ops::KV_BLOCK;
 

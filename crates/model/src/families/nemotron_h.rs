@@ -1,9 +1,9 @@
 //! `nemotron_h`: Nemotron-3 Nano, Super and Ultra.
 //!
-//! Each layer is one part under a norm: a Mamba-2 mixer, grouped-query attention without positions,
-//! routed experts or an MLP. Experts and MLPs have no gate; the routed experts of some models read
-//! and write a latent. Sources: NVIDIA, "Nemotron 3", 2025; the published `config.json`;
-//! transformers, `modeling_nemotron_h.py`.
+//! Each layer is one part under a norm: a Mamba-2 mixer, grouped-query attention with NoPE, routed
+//! experts or an MLP. Experts and MLPs have no gate; the routed experts of some models read and
+//! write a latent. Sources: NVIDIA, "Nemotron 3", 2025; the published `config.json`; transformers,
+//! `modeling_nemotron_h.py`.
 
 use moeflux_ops::StepLimits;
 use serde_json::Value;

@@ -1,8 +1,7 @@
 //! `olmoe`: OLMoE-1B-7B.
 //!
-//! Attention with one norm over all query heads and one over all key heads; a softmax router over
-//! experts in every layer, no shared expert. Sources: Muennighoff et al., "OLMoE", 2024; the
-//! published `config.json`.
+//! The architecture of `qwen3_moe` with QK-norm over all heads, and experts in every layer.
+//! Sources: Muennighoff et al., "OLMoE", 2024; the published `config.json`.
 
 use super::{
     prelude::*,
@@ -13,7 +12,7 @@ pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["olmoe"],
         checkpoints: "OLMoE-1B-7B",
-        special: "norms over all heads",
+        special: "QK-norm over all heads",
         checked: "transformers, mlx-lm",
     }],
     // Source: huggingface.co/allenai/OLMoE-1B-7B-0924, config.json.

@@ -1,6 +1,6 @@
 //! `qwen2_moe`: Qwen2-57B-A14B, Qwen1.5-MoE-A2.7B.
 //!
-//! The architecture of `qwen3_moe` without norms of queries and keys, with their biases and a gated
+//! The architecture of `qwen3_moe` without QK-norm, with biases of queries and keys and a gated
 //! shared expert. Sources: Qwen2 Technical Report, 2024; the published `config.json`s.
 
 use super::{prelude::*, qwen3_moe::build};

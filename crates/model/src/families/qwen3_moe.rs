@@ -1,8 +1,8 @@
 //! `qwen3_moe`, `qwen3_vl_moe`: Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder; the text model of
 //! Qwen3-VL.
 //!
-//! Grouped-query attention with a norm per head, softmax router, no shared expert.
-//! Sources: Qwen3 Technical Report, 2025; the published `config.json`s.
+//! Grouped-query attention with QK-norm, softmax router, no shared expert. Sources: Qwen3 Technical
+//! Report, 2025; the published `config.json`s.
 
 use super::prelude::*;
 
@@ -47,7 +47,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     build(source, &parse_config(source)?, QkNorm::PER_HEAD)
 }
 
-/// The model with these norms of queries and keys.
+/// The model with this QK-norm.
 pub(super) fn build(
     source: &dyn TensorSource,
     config: &Qwen3MoeConfig,

@@ -1,7 +1,7 @@
 //! `solar_open`: Solar-Open-100B.
 //!
-//! The architecture of `glm4_moe` with RoPE on whole heads and without norms of queries and keys.
-//! Sources: Upstage, "Solar Open Technical Report", 2025; the published `config.json`.
+//! The architecture of `glm4_moe` with RoPE on whole heads and without QK-norm. Sources: Upstage,
+//! "Solar Open Technical Report", 2025; the published `config.json`.
 
 use super::{
     glm4_moe::{Glm4Defaults, with_defaults},

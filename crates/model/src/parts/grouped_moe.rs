@@ -1,7 +1,7 @@
 //! Feed-forward parts of DeepSeek-V3, GLM-4.5 and many others: dense layers first, then MoE layers.
 //!
-//! A router, mostly with sigmoid scores, chooses experts by corrected scores among the best groups
-//! (`noaux_tc`), beside unscaled shared experts.
+//! A router, mostly with sigmoid scores, chooses experts by corrected scores, within the best
+//! groups (`noaux_tc`, group-limited top-k), beside unscaled shared experts.
 
 use moeflux_base::Error;
 use moeflux_ops::{Activation, ExpertGroups, GroupScore, Scoring};
