@@ -2,7 +2,7 @@
 //! [`Blueprint`](blueprint::Blueprint).
 //!
 //! `families` builds the blueprint from `parts`, [`blueprint`] defines it, `packed_experts` points
-//! its experts to a packed copy, `identity` computes a model's id, `ngram` hashes tokens to rows of
+//! its experts to a packed copy, `opening` opens checkpoints, `identity` computes a model's id, `ngram` hashes tokens to rows of
 //! a table, `blank_weights` finds weights that were never written, `untied_head` a head that the
 //! config denies, and `expected_reads` announces the dense weights of files that are still
 //! arriving.
@@ -19,6 +19,7 @@ mod expected_reads;
 mod families;
 mod identity;
 pub mod ngram;
+mod opening;
 mod packed_experts;
 mod parts;
 #[doc(hidden)]

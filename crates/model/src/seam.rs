@@ -4,7 +4,6 @@ pub use crate::blank_weights::{blank_weights, check_tails};
 pub use crate::blueprint::states::{LayerState, MAX_STATES, StateEntries, WrittenEntries};
 pub use crate::checkpoint::data_file::{DataFile, read_at};
 pub use crate::checkpoint::folder::tensor_at;
-pub use crate::checkpoint::gguf::architectures::GgufArchitecture;
 pub use crate::checkpoint::gguf::types::{recipe_number, type_number};
 pub use crate::checkpoint::limits::TEXT_FILES;
 pub use crate::checkpoint::location::{ShardLocation, TensorInfo};
@@ -20,8 +19,14 @@ pub use crate::checkpoint::{
     frame::{ALIGN, Frame, FrameError, digest},
     model_id::hex_digest,
 };
-pub use crate::families::{ModelRow, Preset, PresetSizes, model_rows, presets, supported};
+pub use crate::families::{
+    ModelRow, Preset, PresetSizes, gguf_architectures, model_rows, presets, supported,
+};
 pub use crate::ngram::NgramSettings;
 pub use crate::packed_experts::layout_digest;
+pub use crate::parts::gguf::{
+    architecture::{GgufArchitecture, GgufVector},
+    writer::{KeyList, KeyValue},
+};
 pub use crate::parts::ngram_memory::{NgramBase, base_for_rows};
 pub use crate::untied_head::untied_head;

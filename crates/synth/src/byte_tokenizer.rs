@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value, json};
 
-use super::gguf::KeyValue;
+use moeflux_model::seam::KeyValue;
 
 /// Ids below this are bytes.
 const BYTES: u32 = 256;

@@ -12,7 +12,7 @@ use super::{
     arriving::ArrivingFile,
     data_file::DataFile,
     foreign,
-    gguf::{self, GgufModel, GgufSet, GgufSummary},
+    gguf::{self, GgufModel, GgufSet, GgufSummary, keys::Convert},
     limits::{TEXT_FILES, TOKENIZER, max_small},
     location::TensorInfo,
     mirror_folders::ModelFolders,
@@ -95,30 +95,6 @@ pub(super) struct Findings {
 }
 
 impl Checkpoint {
-    /// Opens a model's folder as it was published, or a GGUF file.
-    ///
-    /// # Errors
-    /// The folder or one of its files is missing, cannot be read, or contradicts itself.
-    pub fn open(folder: &Path) -> Result<Self, Error> {
-        Self::open_with(folder, &CheckpointOptions::default())
-    }
-
-    /// Opens a model's folder or a GGUF file with options.
-    ///
-    /// A repository in the Hub's cache stands for its snapshot. A GGUF file stands for all parts of
-    /// its model, and a folder without config or safetensors for its only model in GGUF.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files; bytes
-    /// that are arriving cannot be fetched; a pre-tokenizer is unknown, or the model has none.
-    pub fn open_with(folder: &Path, options: &CheckpointOptions) -> Result<Self, Error> {
-        let opened = Self::open_model(folder, options)?;
-        match &options.drafter {
-            Some(drafter) => opened.with_drafter(Self::open(drafter)?),
-            None => Ok(opened),
-        }
-    }
-
     /// The same with the tensors of `drafter`, a head for multi-token prediction that was split
     /// from this model.
     ///
@@ -143,21 +119,26 @@ impl Checkpoint {
         Ok(Self { files, drafter: Some(Box::new(drafter)), ..self })
     }
 
-    /// Opens a model's folder or a GGUF file without a drafter.
-    fn open_model(folder: &Path, options: &CheckpointOptions) -> Result<Self, Error> {
+    /// Opens a model's folder or a GGUF file without a drafter. `convert` knows the architectures of
+    /// GGUF.
+    pub(crate) fn open_model(
+        folder: &Path,
+        options: &CheckpointOptions,
+        convert: Convert,
+    ) -> Result<Self, Error> {
         let CheckpointOptions { mirrors, arriving, tokenizer_pre, drafter: _ } = options;
         let tokenizer_pre = tokenizer_pre.as_deref();
         if gguf::is_gguf_file(folder) {
             let set = GgufSet::of_file(folder);
             let folders = ModelFolders::open(&set.folder, mirrors, arriving)?;
-            return Self::open_gguf(&set, folders, tokenizer_pre);
+            return Self::open_gguf(&set, folders, tokenizer_pre, convert);
         }
         let folder = &model_path::model_folder(folder)?;
         let folders = ModelFolders::open(folder, mirrors, arriving)?;
         let is_hub = folders.own_names().contains("config.json")
             && folders.names().any(|name| name.ends_with(".safetensors"));
         if !is_hub && let Some(set) = GgufSet::of_folder(folder, folders.own_names())? {
-            return Self::open_gguf(&set, folders, tokenizer_pre);
+            return Self::open_gguf(&set, folders, tokenizer_pre, convert);
         }
         if tokenizer_pre.is_some() {
             let problem = "this is not a model in GGUF, and its tokenizer says how texts are cut: \
@@ -198,9 +179,10 @@ impl Checkpoint {
         set: &GgufSet,
         folders: ModelFolders,
         tokenizer_pre: Option<&str>,
+        convert: Convert,
     ) -> Result<Self, Error> {
         folders.check_mirrors(set.names.iter().map(String::as_str))?;
-        let model = GgufModel::open(set, &folders, tokenizer_pre)?;
+        let model = GgufModel::open(set, &folders, tokenizer_pre, convert)?;
         let GgufModel { files, tensors, config, text, summary } = model;
         let made = [
             ("config.json", Some(config.to_string().into_bytes())),

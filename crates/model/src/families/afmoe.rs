@@ -4,6 +4,8 @@
 //! attention, of a projection apart from `q_proj`; norms before and after each part. Sources: Arcee
 //! AI, "Arcee Trinity", 2026; the published `config.json`s; transformers, `modeling_afmoe.py`.
 
+mod gguf;
+
 use moeflux_ops::GateFunction;
 
 use super::prelude::*;
@@ -28,6 +30,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 26.1, active: 3.06, expert_mb: 3.54 },
         config: published!("afmoe/trinity-mini.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

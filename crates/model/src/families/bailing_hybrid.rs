@@ -4,6 +4,8 @@
 //! with a gate per head. The feed-forward parts of DeepSeek-V3. Sources: the published
 //! `config.json`s; transformers, `modeling_bailing_hybrid.py`; llama.cpp, `bailingmoe3.cpp`.
 
+mod gguf;
+
 use moeflux_ops::LogDecay;
 
 use super::{
@@ -44,6 +46,7 @@ pub(super) const FAMILY: Family = Family {
             config: published!("bailing_hybrid/ling-3.0-flash.json"),
         },
     ],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -3,6 +3,8 @@
 //! Fused QKV. The first generation has a softmax router, the second the router of DeepSeek-V3 and
 //! QK-norm. Sources: the published `config.json`s; mlx-lm, `bailing_moe.py`.
 
+mod gguf;
+
 use super::prelude::*;
 use crate::{
     blueprint::LinearSource,
@@ -35,6 +37,7 @@ pub(super) const FAMILY: Family = Family {
             config: published!("bailing_moe/ling-flash-2.0.json"),
         },
     ],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

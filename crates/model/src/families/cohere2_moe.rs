@@ -4,6 +4,8 @@
 //! only; a router that scores the chosen logits; shared and routed experts averaged. Sources:
 //! transformers, `modeling_cohere2_moe.py`, the authors' release.
 
+mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -22,6 +24,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 218.0, active: 25.0, expert_mb: 28.31 },
         config: published!("cohere2_moe/command-a-plus.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

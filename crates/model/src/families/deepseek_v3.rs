@@ -5,6 +5,8 @@
 //! dense layers first, unscaled shared experts. Sources: DeepSeek-AI, "DeepSeek-V3 Technical
 //! Report", 2024, and its `inference/model.py`; the published `config.json`s.
 
+mod gguf;
+
 use super::prelude::*;
 use crate::{
     blueprint::{LatentHeads, LatentQuery, MlaBlueprint, MlaShape, SparseBlueprint},
@@ -69,6 +71,7 @@ pub(super) const FAMILY: Family = Family {
             config: published!("deepseek_v3/kimi-k2.json"),
         },
     ],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -4,6 +4,8 @@
 //! positions that attention reads. Sources: DeepSeek-AI, "DeepSeek-V3.2", 2025, and its
 //! `inference/model.py`.
 
+pub(super) mod gguf;
+
 use super::{
     deepseek_v3::{DeepseekV3Config, build},
     family::SPARSE,
@@ -27,6 +29,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 671.9, active: 37.4, expert_mb: 24.77 },
         config: published!("deepseek_v32/deepseek-v3.2.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

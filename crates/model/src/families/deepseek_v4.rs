@@ -5,6 +5,8 @@
 //! DeepSeek-AI, "DeepSeek-V4", 2026, and its `inference/model.py`; transformers,
 //! `modeling_deepseek_v4.py`.
 
+mod gguf;
+
 use std::{collections::HashMap, sync::Arc};
 
 use super::prelude::*;
@@ -38,6 +40,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 284.0, active: 13.0, expert_mb: 14.16 },
         config: published!("deepseek_v4/deepseek-v4-flash.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

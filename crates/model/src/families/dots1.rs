@@ -4,6 +4,8 @@
 //! their name on the Hub. Sources: rednote-hilab, "dots.llm1 Technical Report", 2025; the published
 //! `config.json`s.
 
+mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -20,6 +22,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 142.0, active: 13.4, expert_mb: 9.73 },
         config: published!("dots1/dots.llm1.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

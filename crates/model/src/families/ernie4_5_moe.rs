@@ -5,6 +5,8 @@
 //! "ERNIE 4.5 Technical Report", 2025; the published `config.json`s; transformers,
 //! `modeling_ernie4_5_moe.py`.
 
+mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -23,6 +25,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 21.8, active: 3.35, expert_mb: 6.64 },
         config: published!("ernie4_5_moe/ernie-4.5-21b-a3b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -4,6 +4,8 @@
 //! of DeepSeek-V3. Sources: LG AI Research, "K-EXAONE Technical Report", 2026; the published
 //! `config.json`; transformers, `modeling_exaone_moe.py`.
 
+mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -23,6 +25,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 236.5, active: 22.7, expert_mb: 21.23 },
         config: published!("exaone_moe/k-exaone-236b-a23b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -3,7 +3,10 @@
 use moeflux_base::Error;
 use serde_json::Value;
 
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
+use crate::{
+    blueprint::Blueprint, checkpoint::source::TensorSource,
+    parts::gguf::architecture::GgufArchitecture,
+};
 
 /// Models of one code: values of `model_type` with their blueprint.
 #[derive(Clone, Copy)]
@@ -17,6 +20,8 @@ pub(crate) struct Family {
     pub(super) harmless_keys: &'static [&'static str],
     pub(super) blueprint: fn(&dyn TensorSource) -> Result<Blueprint, Error>,
     pub(super) presets: &'static [Preset],
+    /// Architectures of its GGUF files.
+    pub(super) gguf: &'static [GgufArchitecture],
 }
 
 /// Models of a family that differ in sizes only: a row of the table of models.
@@ -85,6 +90,7 @@ impl Family {
             harmless_keys: &[],
             blueprint,
             presets: &[],
+            gguf: &[],
         }
     }
 }

@@ -5,6 +5,8 @@
 //! on the logits. Sources: Google, Gemma 4 model card, 2026; the published `config.json`s;
 //! transformers, `modeling_gemma4.py`.
 
+mod gguf;
+
 use std::collections::BTreeMap;
 
 use super::prelude::*;
@@ -33,6 +35,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 25.2, active: 3.8, expert_mb: 3.35 },
         config: published!("gemma4/gemma-4-26b-a4b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

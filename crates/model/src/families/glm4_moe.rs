@@ -3,6 +3,8 @@
 //! Grouped-query attention with biases, RoPE on a part of each head, and QK-norm in some sizes; the
 //! feed-forward parts of DeepSeek-V3. Sources: Z.ai, "GLM-4.5", 2025; the published `config.json`s.
 
+mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -38,6 +40,7 @@ pub(super) const FAMILY: Family = Family {
             config: published!("glm4_moe/glm-4.6.json"),
         },
     ],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

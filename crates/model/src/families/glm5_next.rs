@@ -5,6 +5,8 @@
 //! clipped gated linear units. Sources: the published `config.json`; transformers,
 //! `modeling_glm5_next.py`.
 
+mod gguf;
+
 use moeflux_ops::LogDecay;
 
 use super::{
@@ -41,6 +43,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 313.3, active: 16.7, expert_mb: 14.16 },
         config: published!("glm5_next/glm-5.3-flash.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

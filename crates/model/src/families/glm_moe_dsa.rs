@@ -4,6 +4,8 @@
 //! DeepSeek's rotates halves. Sources: Z.ai, GLM-5, the published `config.json`s; proof in
 //! `docs/references.md`.
 
+mod gguf;
+
 use super::{deepseek_v32::sparse_blueprint, family::SPARSE, prelude::*};
 
 pub(super) const FAMILY: Family = Family {
@@ -22,6 +24,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 744.0, active: 41.0, expert_mb: 21.23 },
         config: published!("glm_moe_dsa/glm-5.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

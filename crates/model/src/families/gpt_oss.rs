@@ -5,6 +5,8 @@
 //! OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, and its `gpt_oss/torch/model.py`; see
 //! `docs/references.md`.
 
+mod gguf;
+
 use moeflux_ops::OutputOrder;
 
 use super::prelude::*;
@@ -43,6 +45,7 @@ pub(super) const FAMILY: Family = Family {
             config: published!("gpt_oss/gpt-oss-120b.json"),
         },
     ],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

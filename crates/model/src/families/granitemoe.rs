@@ -4,6 +4,8 @@
 //! the scores, the output of each sub-block and the logits. Sources: IBM, "Granite 3.0 Language
 //! Models", 2024; transformers, `modeling_granitemoe.py`, the authors' release.
 
+pub(super) mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -21,6 +23,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 3.3, active: 0.88, expert_mb: 1.72 },
         config: published!("granitemoe/granite-3.1-3b-a800m.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

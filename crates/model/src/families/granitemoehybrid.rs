@@ -4,6 +4,8 @@
 //! `granitemoe`, and a shared expert. Sources: transformers, `modeling_granitemoehybrid.py`, the
 //! authors' release; the published `config.json`.
 
+mod gguf;
+
 use serde_json::Value;
 
 use super::{granitemoe::GraniteMoeConfig, prelude::*};
@@ -40,6 +42,7 @@ pub(super) const FAMILY: Family = Family {
             config: published!("granitemoehybrid/granite-4.0-h-small.json"),
         },
     ],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -4,6 +4,8 @@
 //! Sources: Tencent, "Hunyuan-A13B Technical Report", 2025; the published `config.json` and
 //! `hunyuan.py`.
 
+mod gguf;
+
 use super::prelude::*;
 use crate::parts::{
     config::PerLayer,
@@ -24,6 +26,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 80.4, active: 12.75, expert_mb: 21.23 },
         config: published!("hunyuan_v1_moe/hunyuan-a13b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -3,6 +3,8 @@
 //! The architecture of `glm4_moe` with RoPE on whole heads, QK-norm, and other names in its MoE
 //! layers. Sources: the published `config.json`; transformers, `modeling_hy_v3.py`.
 
+mod gguf;
+
 use super::{
     glm4_moe::{Glm4Defaults, with_defaults},
     prelude::*,
@@ -23,6 +25,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 295.0, active: 20.1, expert_mb: 10.62 },
         config: published!("hy_v3/hy3-preview.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

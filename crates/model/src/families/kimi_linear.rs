@@ -4,6 +4,8 @@
 //! under other names. Sources: Kimi Team, "Kimi Linear", 2025; the published `config.json` and
 //! `modeling_kimi.py`; transformers, `modeling_kimi_linear.py`.
 
+mod gguf;
+
 use moeflux_ops::LogDecay;
 use serde_json::Value;
 
@@ -33,6 +35,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 49.1, active: 3.1, expert_mb: 3.98 },
         config: published!("kimi_linear/kimi-linear-48b-a3b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

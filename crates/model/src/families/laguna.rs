@@ -4,6 +4,8 @@
 //! them; a softplus gate per head on the output of attention; the feed-forward parts of
 //! DeepSeek-V3. Sources: the published `config.json`s; transformers, `modeling_laguna.py`.
 
+mod gguf;
+
 use moeflux_ops::GateFunction;
 use serde_json::Value;
 
@@ -32,6 +34,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 33.4, active: 2.8, expert_mb: 1.77 },
         config: published!("laguna/laguna-xs.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -5,6 +5,8 @@
 //! Report", 2025; the published `config.json`; transformers, `modeling_lfm2_moe.py`; mlx-lm,
 //! `lfm2_moe.py`.
 
+mod gguf;
+
 use super::prelude::*;
 use crate::{
     blueprint::ShortConvBlueprint,
@@ -27,6 +29,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 8.34, active: 1.56, expert_mb: 6.19 },
         config: published!("lfm2_moe/lfm2-8b-a1b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -3,6 +3,8 @@
 //! The parts of `qwen3_moe`, with a sliding window in some layers and settings of RoPE for each
 //! type of layer. Sources: the published `config.json`; transformers, `modeling_mellum.py`.
 
+mod gguf;
+
 use super::prelude::*;
 use crate::parts::{gqa::Heads, rope::RopeByType};
 
@@ -22,6 +24,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 12.15, active: 2.21, expert_mb: 3.48 },
         config: published!("mellum/mellum-2-12b-a2.5b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -5,6 +5,8 @@
 //! has fused QKV in shards. Sources: Xiaomi, "MiMo-V2-Flash Technical Report", 2026; the published
 //! `config.json`s; see `docs/references.md`.
 
+mod gguf;
+
 use std::ops::Range;
 
 use serde_json::Value;
@@ -47,6 +49,7 @@ pub(super) const FAMILY: Family = Family {
             config: published!("mimo_v2_flash/mimo-v2.5.json"),
         },
     ],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

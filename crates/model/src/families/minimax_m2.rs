@@ -4,6 +4,8 @@
 //! with a correction bias; no dense layers and no shared expert. Sources: the published
 //! `config.json`s and `modeling_minimax_m2.py`.
 
+mod gguf;
+
 use super::prelude::*;
 use crate::parts::expert_tensors::{ExpertKeys, ExpertSizes, experts};
 
@@ -21,6 +23,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
         config: published!("minimax_m2/minimax-m2.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -4,6 +4,8 @@
 //! softmax router without correction. Sources: the published `config.json`; transformers,
 //! `modeling_mistral4.py`.
 
+mod gguf;
+
 use super::{
     deepseek_v3::{DeepseekV3Config, build},
     prelude::*,
@@ -25,6 +27,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 119.0, active: 6.1, expert_mb: 14.16 },
         config: published!("mistral4/mistral-small-4.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -3,6 +3,8 @@
 //! Grouped-query attention, a softmax router over few large experts in every layer, no shared
 //! expert. Sources: Jiang et al., "Mixtral of Experts", 2024; the published `config.json`s.
 
+mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -19,6 +21,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 46.7, active: 12.75, expert_mb: 99.09 },
         config: published!("mixtral/mixtral-8x7b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

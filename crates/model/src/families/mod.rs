@@ -51,4 +51,5 @@ mod step3p5;
 mod vision;
 
 pub use family::{ModelRow, Preset, PresetSizes};
-pub use registry::{model_rows, presets, supported};
+pub(crate) use registry::convert_gguf;
+pub use registry::{gguf_architectures, model_rows, presets, supported};

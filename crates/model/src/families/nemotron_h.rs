@@ -5,6 +5,8 @@
 //! write a latent. Sources: NVIDIA, "Nemotron 3", 2025; the published `config.json`; transformers,
 //! `modeling_nemotron_h.py`.
 
+mod gguf;
+
 use moeflux_ops::StepLimits;
 use serde_json::Value;
 
@@ -35,6 +37,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 31.6, active: 3.2, expert_mb: 5.61 },
         config: published!("nemotron_h/nemotron-3-nano.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

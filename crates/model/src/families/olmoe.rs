@@ -3,6 +3,8 @@
 //! The architecture of `qwen3_moe` with QK-norm over all heads, and experts in every layer.
 //! Sources: Muennighoff et al., "OLMoE", 2024; the published `config.json`.
 
+mod gguf;
+
 use super::{
     prelude::*,
     qwen3_moe::{Qwen3MoeConfig, build},
@@ -22,6 +24,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 6.92, active: 1.18, expert_mb: 3.54 },
         config: published!("olmoe/olmoe-1b-7b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -4,6 +4,8 @@
 //! among the experts near it. Sources: Microsoft, "GRIN: GRadient-INformed MoE", 2024; the
 //! published `config.json`s and `modeling_phimoe.py`.
 
+mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -21,6 +23,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 41.9, active: 6.5, expert_mb: 44.24 },
         config: published!("phimoe/phi-3.5-moe.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

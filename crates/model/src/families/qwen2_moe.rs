@@ -3,6 +3,8 @@
 //! The architecture of `qwen3_moe` without QK-norm, with biases of queries and keys and a gated
 //! shared expert. Sources: Qwen2 Technical Report, 2024; the published `config.json`s.
 
+mod gguf;
+
 use super::{prelude::*, qwen3_moe::build};
 
 pub(super) const FAMILY: Family = Family {
@@ -19,6 +21,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
         config: published!("qwen2_moe/qwen2-57b-a14b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -4,6 +4,8 @@
 //! shared expert. Sources: Yang et al., "Gated Delta Networks", 2024; the published `config.json`s
 //! and model cards.
 
+mod gguf;
+
 use moeflux_ops::{GateFunction, KeySharing, LogDecay, NormGate};
 
 use super::prelude::*;
@@ -42,6 +44,7 @@ pub(super) const FAMILY: Family = Family {
             config: published!("qwen3_5_moe/qwen3.5-397b-a17b.json"),
         },
     ],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -4,6 +4,8 @@
 //! Grouped-query attention with QK-norm, softmax router, no shared expert. Sources: Qwen3 Technical
 //! Report, 2025; the published `config.json`s.
 
+mod gguf;
+
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
@@ -28,6 +30,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
         config: published!("qwen3_moe/qwen3-30b-a3b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -4,6 +4,8 @@
 //! grouped by key head. Sources: the published `config.json`s and model cards; transformers,
 //! `modeling_qwen3_next.py`.
 
+mod gguf;
+
 use std::ops::Range;
 
 use super::{
@@ -28,6 +30,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 79.7, active: 3.6, expert_mb: 1.77 },
         config: published!("qwen3_next/qwen3-next-80b-a3b.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

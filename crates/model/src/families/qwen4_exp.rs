@@ -4,6 +4,8 @@
 //! positions that an indexer of pooled keys chooses, and embeddings of n-grams. Sources: the
 //! published `config.json`; transformers, `modeling_qwen4_exp.py`.
 
+mod gguf;
+
 use moeflux_ops::{MAX_STREAMS, NormGate};
 
 use super::{
@@ -36,6 +38,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 126.0, active: 6.7, expert_mb: 2.77 },
         config: published!("qwen4_exp/qwen3.8-flash-next.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -17,8 +17,15 @@ use super::{
 };
 use crate::{
     blueprint::{Blueprint, DrafterBlueprint},
-    checkpoint::{Checkpoint, source::TensorSource},
-    parts::config::{PREDICTION, VISION, check_keys, check_layers, config_error},
+    checkpoint::{
+        Checkpoint,
+        gguf::keys::{Converted, Keys},
+        source::TensorSource,
+    },
+    parts::{
+        config::{PREDICTION, VISION, check_keys, check_layers, config_error},
+        gguf::architecture::GgufArchitecture,
+    },
 };
 
 /// All families, in the order of the table of models.
@@ -79,6 +86,37 @@ pub fn presets() -> &'static [Preset] {
         presets
     });
     &PRESETS
+}
+
+/// Architectures of GGUF that are read.
+pub fn gguf_architectures() -> impl Iterator<Item = &'static GgufArchitecture> {
+    FAMILIES.iter().flat_map(|family| family.gguf)
+}
+
+/// Converts the metadata of a GGUF file by the tables of its architecture.
+///
+/// # Errors
+/// The architecture is not read, a key is missing, or its value is not read.
+pub(crate) fn convert_gguf(keys: &Keys<'_>) -> Result<Converted, Error> {
+    if let Some(found) = gguf_architectures().find(|known| known.name == keys.prefix) {
+        return found.convert(keys);
+    }
+    let mut read: Vec<_> = gguf_architectures().map(|known| known.name).collect();
+    read.sort_unstable();
+    let name = keys.prefix;
+    Err(keys.error(format!(
+        "\"general.architecture\" is {name:?}, which is not read; read are: {}",
+        read.join(", ")
+    )))
+}
+
+impl GgufArchitecture {
+    /// The architecture that a model's files are written in, by its `model_type` and the language
+    /// model's config.
+    pub fn for_config(model_type: &str, config: &Value) -> Option<&'static Self> {
+        let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
+        gguf_architectures().find(|known| known.is_for(plain, config))
+    }
 }
 
 impl Preset {

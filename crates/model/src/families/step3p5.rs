@@ -5,6 +5,8 @@
 //! the activations of some layers. Sources: the published `config.json`s; transformers,
 //! `modeling_step3p7.py`.
 
+mod gguf;
+
 use moeflux_ops::GateFunction;
 
 use super::prelude::*;
@@ -33,6 +35,7 @@ pub(super) const FAMILY: Family = Family {
         sizes: PresetSizes { parameters: 197.0, active: 11.4, expert_mb: 8.85 },
         config: published!("step3p5/step-3.5-flash.json"),
     }],
+    gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };
 

@@ -142,9 +142,8 @@ pub(crate) fn config_number(source: &dyn TensorSource, key: &str) -> Option<f64>
     names.find_map(|name| text_config(source).get(name)?.as_f64())
 }
 
-/// Deserializes a config whose keys may have other names.
-fn deserialize<T: DeserializeOwned>(map: &Map<String, Value>) -> Result<T, serde_json::Error> {
-    let mut map = map.clone();
+/// Adds the keys that a config has under other names.
+fn add_names(map: &mut Map<String, Value>) {
     for KeyNames { key, others } in KEY_NAMES {
         if !map.contains_key(key)
             && let Some(value) = others.iter().find_map(|other| map.get(*other)).cloned()
@@ -152,6 +151,20 @@ fn deserialize<T: DeserializeOwned>(map: &Map<String, Value>) -> Result<T, serde
             map.insert(key.into(), value);
         }
     }
+}
+
+/// A config in which each key has all names that families read. Null values are left out.
+pub(crate) fn with_all_names(config: &Value) -> Value {
+    let mut map = config.as_object().cloned().unwrap_or_default();
+    map.retain(|_, v| !v.is_null());
+    add_names(&mut map);
+    map.into()
+}
+
+/// Deserializes a config whose keys may have other names.
+fn deserialize<T: DeserializeOwned>(map: &Map<String, Value>) -> Result<T, serde_json::Error> {
+    let mut map = map.clone();
+    add_names(&mut map);
     T::deserialize(&map)
 }
 

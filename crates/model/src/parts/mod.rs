@@ -10,6 +10,7 @@ pub(crate) mod body;
 pub(crate) mod config;
 pub(crate) mod drafter;
 pub(crate) mod expert_tensors;
+pub(crate) mod gguf;
 pub(crate) mod gqa;
 pub(crate) mod grouped_moe;
 pub(crate) mod hyper_connections;

@@ -3,7 +3,7 @@
 use moeflux_base::{Error, ToolError};
 use moeflux_model::{
     blueprint::Blueprint,
-    seam::{GgufArchitecture, Recorder, SourceChanges},
+    seam::{GgufArchitecture, GgufVector, KeyList, KeyValue, Recorder, SourceChanges},
 };
 use moeflux_ops::Scalar;
 use serde_json::Value;
@@ -18,8 +18,6 @@ use super::{
         values::{AFFINE_GROUP, BlockParams, Lead, RandomStream, TensorValues},
         weights::{ModuleList, RouterParams},
     },
-    divisors,
-    metadata::{KeyList, KeyValue, model_keys},
     recipe::{GgufRecipe, MatrixType, TensorRole},
 };
 
@@ -41,27 +39,15 @@ pub(crate) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     let text = text_config(&config);
     let model_type = config.get("model_type").or_else(|| text.get("model_type"));
     let model_type = model_type.and_then(Value::as_str).unwrap_or("");
-    // The generations of Ling share a name.
-    let generation = match model_type {
-        "bailing_moe" if text["score_function"].is_string() => "bailing_moe_v2",
-        other => other,
-    };
-    let architecture = GgufArchitecture::for_model_type(generation).ok_or_else(|| {
+    let architecture = GgufArchitecture::for_config(model_type, text).ok_or_else(|| {
         config_error(format!("GGUF files of the model_type {model_type:?} are not written"))
     })?;
     let export = Export::of(model_type);
-    let is_fused = architecture.name == "gemma4";
-    let is_step = architecture.name == "step35";
     let has = |tensor: &str| match tensor {
+        _ if let Some(has) = (architecture.has_tensor)(text, tensor) => has,
         _ if tensor.ends_with(".embed_tokens.weight") => tensor == "model.embed_tokens.weight",
-        _ if tensor.ends_with(".gate_up_proj") => is_fused,
+        _ if tensor.ends_with(".gate_up_proj") || tensor.contains(".moe.") => false,
         _ if tensor.ends_with(".shared_mlp.gate_proj.weight") => true,
-        // Its router says that a layer has experts.
-        _ if tensor.contains(".moe.") => {
-            let mut listed = text["moe_layers_enum"].as_str().unwrap_or("").split(',');
-            let layer = tensor.split('.').nth(2);
-            is_step && tensor.ends_with(".moe.gate.weight") && listed.any(|l| Some(l) == layer)
-        }
         // Names that only exports of MLX have, or only the Hub.
         _ if [
             ".in_proj_qkvz.",
@@ -103,7 +89,7 @@ pub(crate) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
             tensors.push(types.tensor(architecture, module)?);
         }
     }
-    tensors.extend(divisors::tensors(architecture.name, text, &blueprint));
+    tensors.extend((architecture.vectors)(text, &blueprint).into_iter().map(vector));
     let mut keys = KeyList::default();
     keys.push("general.architecture", KeyValue::Text(architecture.name.into()));
     keys.push("general.type", KeyValue::Text("model".into()));
@@ -111,7 +97,7 @@ pub(crate) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     let number = recipe.number().and_then(|n| u32::try_from(n).ok());
     keys.0.extend(number.map(|n| ("general.file_type".to_owned(), KeyValue::U32(n))));
     keys.push("general.quantization_version", KeyValue::U32(2));
-    keys.0.extend(model_keys(architecture.name, text, &blueprint).0);
+    keys.0.extend(architecture.key_list(text, &blueprint).0);
     byte_tokenizer::gguf_keys(blueprint.vocab, &mut |key, value| keys.push(key, value));
     Ok(GgufPlan { tensors, keys })
 }
@@ -161,7 +147,7 @@ impl TensorTypes {
                 return Err(config_error(format!("GGUF has no type for {path}")));
             }
             ModuleKind::Plain { low, high, .. } if name.ends_with(".ssm_a") => {
-                let is_negative = architecture.name != "bailingmoe3";
+                let is_negative = architecture.decays_negative;
                 (TensorValues::Decays { low, high, is_negative }, Scalar::F32.name())
             }
             ModuleKind::Plain { low, high, lead, .. } => {
@@ -204,6 +190,18 @@ impl TensorTypes {
                 TensorRole::InLayer { name, layer, layers: self.layers }
             }
         }
+    }
+}
+
+fn vector(vector: GgufVector) -> SynthTensor {
+    let len = vector.numbers.len() as u64;
+    SynthTensor {
+        name: vector.name.to_owned(),
+        dtype: Scalar::F32.name(),
+        shape: vec![len],
+        bytes: 4 * len,
+        values: TensorValues::Numbers(vector.numbers),
+        stream: RandomStream::new(0, vector.name),
     }
 }
 

@@ -3,23 +3,19 @@
 use std::{ops::ControlFlow, path::Path};
 
 use moeflux_base::Error;
-use moeflux_model::seam::type_number;
+use moeflux_model::seam::{KeyList, KeyValue, type_number};
 
 use super::{
     super::{
         checkpoint_writer::{Summary, write_file},
         options::Options,
     },
-    metadata::KeyValue,
     plan::{GgufPlan, plan_gguf},
     recipe::GgufRecipe,
 };
 
 #[cfg(test)]
-use super::{
-    super::{module::SynthTensor, values::TensorValues},
-    metadata::KeyList,
-};
+use super::super::{module::SynthTensor, values::TensorValues};
 
 /// Name of the file.
 const FILE: &str = "model.gguf";

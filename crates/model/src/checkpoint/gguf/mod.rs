@@ -6,15 +6,14 @@
 //! - `header.rs` reads a file's header, `metadata.rs` values of its keys, `types.rs` has numbers of
 //!   types.
 //! - `parts.rs` finds the files of a model, `names.rs` renames tensors.
-//! - `architectures/` has a function per architecture, which makes its config by `config.rs`.
+//! - `keys.rs` reads keys of an architecture. The tables of the families make its config of them.
 //! - `text.rs`, `pre_tokenizers.rs` and `scored_merges.rs` make tokenizers.
 
-pub(crate) mod architectures;
-mod config;
 mod header;
+pub(crate) mod keys;
 mod metadata;
 mod model;
-mod names;
+pub(crate) mod names;
 mod parts;
 mod pre_tokenizers;
 mod scored_merges;

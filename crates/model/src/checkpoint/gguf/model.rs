@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use super::{
     super::{data_file::DataFile, location::TensorInfo, mirror_folders::ModelFolders},
-    architectures::GgufArchitecture,
-    config::Keys,
     header::Header,
+    keys::{Convert, Converted, Keys},
     metadata::Metadata,
     names,
     parts::GgufSet,
@@ -69,6 +68,7 @@ impl GgufModel {
         set: &GgufSet,
         folders: &ModelFolders,
         tokenizer_pre: Option<&str>,
+        convert: Convert,
     ) -> Result<Self, Error> {
         let open = |name: &String| {
             folders.open_file(name)?.ok_or_else(|| Error::Checkpoint {
@@ -92,7 +92,9 @@ impl GgufModel {
             tokenizer_pre: tokenizer_pre.map(str::to_owned),
             parts: parts.collect(),
         };
-        let architecture = GgufArchitecture::find(&first.metadata, &files)?;
+        let key = "general.architecture";
+        let prefix = first.metadata.text(&files, key)?;
+        let prefix = prefix.ok_or_else(|| first.metadata.missing(key))?;
         let metadata = first.metadata.clone();
         let mut found = HashMap::new();
         for (name, info) in headers.into_iter().flat_map(|header| header.tensors) {
@@ -103,20 +105,19 @@ impl GgufModel {
                 return Err(Error::Tensor { tensor: name, path: path.into(), problem });
             }
         }
-        let keys =
-            Keys { prefix: architecture.name, metadata: &metadata, files: &files, tensors: &found };
-        let mut config = Value::Object((architecture.config)(&keys)?);
-        config[GGUF] = json!({ VALUE_HEADS_DEALT: architecture.value_heads_dealt });
-        if architecture.pairs_adjacent {
+        let keys = Keys { prefix: &prefix, metadata: &metadata, files: &files, tensors: &found };
+        let Converted { config, names: rows, value_heads_dealt, pairs_adjacent } = convert(&keys)?;
+        let mut config = Value::Object(config);
+        config[GGUF] = json!({ VALUE_HEADS_DEALT: value_heads_dealt });
+        if pairs_adjacent {
             config[GGUF][PAIRS_ADJACENT] = true.into();
         }
         let text = text::text_files(&metadata, &files, tokenizer_pre)?;
         let mut tensors = HashMap::with_capacity(found.len());
         for (name, info) in &found {
             let has = |name: &str| found.contains_key(name);
-            let hub = |name: &String| {
-                names::hub_name(name, architecture.rows, has).unwrap_or_else(|| name.clone())
-            };
+            let hub =
+                |name: &String| names::hub_name(name, rows, has).unwrap_or_else(|| name.clone());
             match names::fused_projections(name, has) {
                 Some(names) => {
                     let is_factor = name.ends_with(names::FACTOR);

@@ -2,12 +2,12 @@
 
 /// A tensor's name in a layer: in GGUF and on the Hub. Without `.weight` and `.bias` it stands for
 /// both. Names of tensors outside of layers are whole.
-pub(super) struct NameRow {
+pub(crate) struct NameRow {
     gguf: &'static str,
     hub: &'static str,
 }
 
-pub(super) const fn row(gguf: &'static str, hub: &'static str) -> NameRow {
+pub(crate) const fn row(gguf: &'static str, hub: &'static str) -> NameRow {
     NameRow { gguf, hub }
 }
 
@@ -102,7 +102,7 @@ pub(super) fn hub_name(
 }
 
 /// Name in GGUF of a tensor with a name on the Hub: the opposite of [`hub_name`].
-pub(super) fn gguf_name(hub: &str, rows: &[&[NameRow]]) -> Option<String> {
+pub(crate) fn gguf_name(hub: &str, rows: &[&[NameRow]]) -> Option<String> {
     let Some((layer, tensor)) =
         hub.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'))
     else {

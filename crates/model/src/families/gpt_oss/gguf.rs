@@ -1,0 +1,37 @@
+//! Keys and names of tensors in GGUF.
+
+use crate::parts::gguf::{
+    heads::{FullLayer, WINDOW, layer_types, slides},
+    prelude::*,
+    streams::write_clamp,
+};
+
+pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitecture {
+    name: "gpt-oss",
+    models: "gpt-oss",
+    model_types: &["gpt_oss"],
+    keys: &[MODEL, HEADS, KEYS],
+    names: &[NAMES, EXPERTS, POST_ATTENTION_NORM],
+    ..PLAIN
+}];
+
+const KEYS: &[KeyRow] = &[
+    MLP_WIDTH.unread(),
+    uniform("intermediate_size", "expert_feed_forward_length").needed(),
+    size("num_local_experts", "expert_count"),
+    TOP_K,
+    WINDOW,
+    reads(|keys, config| {
+        let kinds = slides(keys, 2, FullLayer::Last)?;
+        add(config, json!({"layer_types": layer_types(&kinds)}));
+        // Not in the file.
+        if let Some(scaling) = config.get_mut("rope_scaling").and_then(|s| s.as_object_mut()) {
+            add(scaling, json!({"truncate": false}));
+        }
+        Ok(())
+    }),
+    writes(Place::Layers, write_clamp),
+];
+
+const NAMES: &[NameRow] =
+    &[row("attn_sinks.weight", "self_attn.sinks"), row("ffn_gate_inp", "mlp.router")];
