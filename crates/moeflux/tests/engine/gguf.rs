@@ -2,7 +2,6 @@
 
 mod converted;
 mod families;
-mod hybrids;
 
 use std::{fs, path::Path};
 

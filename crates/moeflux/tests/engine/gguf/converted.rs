@@ -1,13 +1,11 @@
-//! Metadata and tensors of a golden as llama.cpp's converter makes them, by the table of a family.
+//! Metadata and tensors of a golden as llama.cpp's converter makes them, by the file of a family.
 
 use std::{collections::BTreeMap, fs};
 
 use safetensors::{Dtype, SafeTensors};
 
-use super::{
-    ARRAY, F32, I32, Pair, STRING, Tensor, U32, U64, array, families::Family, number, pair, text,
-};
-use crate::common::{Golden, shards};
+use super::{ARRAY, F32, I32, Pair, STRING, Tensor, U32, U64, array, number, pair, text};
+use crate::common::{Golden, data, shards};
 
 /// A tensor of the golden in f32.
 struct Weights {
@@ -57,8 +55,8 @@ impl Weights {
 
     /// Value heads of delta-nets, dealt out to the key heads in turn: the rows from `first` on, of
     /// `width` for each head.
-    fn dealt(&self, first: usize, width: usize, keys: &FamilyKeys) -> Self {
-        let (heads, of_keys) = (keys.size("ssm.time_step_rank"), keys.size("ssm.group_count"));
+    fn dealt(&self, first: usize, width: usize, family: &Family) -> Self {
+        let (heads, of_keys) = (family.size("ssm.time_step_rank"), family.size("ssm.group_count"));
         self.rows(self.shape[0], |i| {
             let Some(i) = i.checked_sub(first) else { return i };
             let head = i / width % of_keys * (heads / of_keys) + i / width / of_keys;
@@ -101,35 +99,94 @@ impl Weights {
     }
 }
 
-/// Metadata of a family's file.
-pub(super) struct FamilyKeys(BTreeMap<&'static str, &'static str>);
+/// Line of a family's file that names a tensor.
+struct Line {
+    gguf: String,
+    change: String,
+    hub: String,
+}
 
-impl FamilyKeys {
-    pub(super) fn of(family: &Family) -> Self {
-        let keys = family.keys.split_whitespace().map(|key| key.split_once('=').unwrap());
-        Self(keys.collect())
+/// A family and one of its goldens: a file of `tests/data/gguf/converted`.
+#[derive(Default)]
+pub(super) struct Family {
+    pub(super) golden: String,
+    /// `general.architecture`.
+    name: String,
+    /// Keys after the architecture's prefix, and values.
+    pub(super) keys: BTreeMap<String, String>,
+    /// Names in GGUF and on the Hub, in place of the common ones and besides them.
+    names: Vec<Line>,
+    /// Tensors that the converter makes of the config.
+    vectors: Vec<Tensor>,
+}
+
+impl Family {
+    /// All families, in the order of their goldens' names.
+    pub(super) fn all() -> Vec<Self> {
+        let files = fs::read_dir(data().join("gguf/converted")).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.filter(|name| name != "common.keys").collect();
+        names.sort();
+        assert_eq!(names.len(), 37, "{names:?}");
+        names.iter().map(|name| Self::read(name.strip_suffix(".keys").unwrap())).collect()
+    }
+
+    /// The file of a golden: lines `KEY = VALUE`, then the sections `[tensors]` with lines
+    /// `GGUF = HUB` or `GGUF = CHANGE HUB`, or `as GOLDEN` for those of another file, and
+    /// `[vectors]` with lines `GGUF = NUMBERS`.
+    pub(super) fn read(golden: &str) -> Self {
+        let path = data().join(format!("gguf/converted/{golden}.keys"));
+        let file = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let mut family = Self { golden: golden.into(), ..Self::default() };
+        let mut section = "";
+        for (i, line) in file.lines().enumerate() {
+            let at = format!("{}:{}: {line}", path.display(), i + 1);
+            let words: Vec<_> = line.split(' ').collect();
+            match (section, &words[..]) {
+                (_, [""] | ["#", ..]) => {}
+                (_, ["[tensors]" | "[vectors]"]) => section = line,
+                ("", ["general.architecture", "=", name]) => family.name = name.to_string(),
+                ("", [key, "=", value]) => {
+                    let before = family.keys.insert(key.to_string(), value.to_string());
+                    assert_eq!(before, None, "{at}");
+                }
+                ("[tensors]", ["as", golden]) => family.names.extend(Self::read(golden).names),
+                ("[tensors]", [gguf, "=", change @ .., hub]) if change.len() < 2 => {
+                    let (gguf, hub) = (gguf.to_string(), hub.to_string());
+                    family.names.push(Line { gguf, change: change.concat(), hub });
+                }
+                ("[vectors]", [name, "=", numbers @ ..]) => {
+                    let numbers: Vec<f32> = numbers.iter().map(|n| n.parse().expect(&at)).collect();
+                    let vector = Weights { shape: vec![numbers.len()], numbers };
+                    family.vectors.push(vector.tensor(name));
+                }
+                _ => panic!("{at}"),
+            }
+        }
+        family
     }
 
     fn size(&self, key: &str) -> usize {
-        self.0[key].parse().unwrap()
+        self.keys[key].parse().unwrap()
     }
 
-    /// The keys with another value of one, or without it.
-    pub(super) fn with(mut self, key: &'static str, value: &'static str) -> Self {
+    /// The family with another value of one key, or without it.
+    pub(super) fn with(mut self, key: &str, value: &str) -> Self {
         match value {
-            "" => self.0.remove(key),
-            value => self.0.insert(key, value),
+            "" => self.keys.remove(key),
+            value => self.keys.insert(key.into(), value.into()),
         };
         self
     }
 
     /// The largest number of a list, or the only one; 0 without the key.
     fn largest(&self, key: &str) -> usize {
-        let list = self.0.get(key).map_or("", |list| list.trim_matches(['[', ']']));
+        let list = self.keys.get(key).map_or("", |list| list.trim_matches(['[', ']']));
         list.split(',').filter_map(|n| n.parse().ok()).max().unwrap_or(0)
     }
 
-    pub(super) fn pairs(&self, family: &Family) -> Vec<Pair> {
+    /// Metadata of the file.
+    pub(super) fn pairs(&self) -> Vec<Pair> {
         let element = |text: &str| match text {
             "true" | "false" => (7, vec![u8::from(text == "true")]),
             _ if text.contains('.') => (F32, text.parse::<f32>().unwrap().to_le_bytes().into()),
@@ -138,14 +195,14 @@ impl FamilyKeys {
                 Err(_) => (U64, text.parse::<u64>().unwrap().to_le_bytes().into()),
             },
         };
-        let pairs = self.0.iter().map(|(key, value)| {
-            let key = format!("{}.{key}", family.name);
+        let pairs = self.keys.iter().map(|(key, value)| {
+            let (key, value) = (format!("{}.{key}", self.name), value.as_str());
             if let Some(list) = value.strip_prefix('[') {
                 let elements: Vec<_> = list.trim_end_matches(']').split(',').map(element).collect();
                 let bytes: Vec<_> = elements.iter().map(|(_, bytes)| bytes.clone()).collect();
                 return pair(&key, ARRAY, array(elements[0].0, &bytes));
             }
-            if value.starts_with(|c: char| c.is_alphabetic()) && !["true", "false"].contains(value)
+            if value.starts_with(|c: char| c.is_alphabetic()) && !["true", "false"].contains(&value)
             {
                 return pair(&key, STRING, text(value.as_bytes()));
             }
@@ -156,7 +213,7 @@ impl FamilyKeys {
             array(STRING, &words.iter().map(|word| text(word.as_bytes())).collect::<Vec<_>>())
         };
         let fixed = [
-            pair("general.architecture", STRING, text(family.name.as_bytes())),
+            pair("general.architecture", STRING, text(self.name.as_bytes())),
             pair("tokenizer.ggml.model", STRING, text(b"gpt2")),
             pair("tokenizer.ggml.pre", STRING, text(b"gpt-2")),
             pair("tokenizer.ggml.tokens", ARRAY, words(&["a", "b"])),
@@ -199,30 +256,13 @@ impl Pattern {
     }
 }
 
-/// A line of a table: `GGUF = HUB` or `GGUF = CHANGE HUB`.
-#[derive(Clone, Copy)]
-struct Line {
-    gguf: &'static str,
-    change: &'static str,
-    hub: &'static str,
-}
-
-fn lines(table: &'static str) -> Vec<Line> {
-    let line = |line: &'static str| {
-        let (gguf, hub) = line.split_once(" = ")?;
-        let (change, hub) = hub.split_once(' ').unwrap_or(("", hub));
-        Some(Line { gguf, change, hub })
-    };
-    table.lines().filter_map(line).collect()
-}
-
 /// A tensor as the converter changes it.
-fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
+fn changed(line: &Line, weights: &Weights, family: &Family) -> Weights {
     let part = line.gguf.trim_end_matches(".weight").rsplit('.').next().unwrap();
-    let heads = keys.largest("attention.head_count");
-    let kv_heads = keys.largest("attention.head_count_kv");
+    let heads = family.largest("attention.head_count");
+    let kv_heads = family.largest("attention.head_count_kv");
     let of_part = if part == "attn_q" { heads } else { kv_heads };
-    match line.change {
+    match line.change.as_str() {
         "" => weights.map(|x| x),
         "plus1" => weights.map(|x| x + 1.0),
         "decay" => weights.map(|x| -x.exp()),
@@ -231,7 +271,7 @@ fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
         "column" => weights.shaped(&[weights.numbers.len(), 1]),
         // A row for each group.
         "groups" => {
-            let groups = keys.size("ssm.group_count");
+            let groups = family.size("ssm.group_count");
             weights.shaped(&[groups, weights.numbers.len() / groups])
         }
         // Filters `[channels, 1, taps]`.
@@ -250,25 +290,26 @@ fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
             if part == "attn_v" { rows } else { rows.interleaved(of_part) }
         }
         "dealt" => {
-            let heads = keys.size("ssm.time_step_rank");
-            let width = keys.size("ssm.inner_size") / heads;
-            let queries_and_keys = 2 * keys.size("ssm.group_count") * keys.size("ssm.state_size");
+            let heads = family.size("ssm.time_step_rank");
+            let width = family.size("ssm.inner_size") / heads;
+            let queries_and_keys =
+                2 * family.size("ssm.group_count") * family.size("ssm.state_size");
             match part {
-                "attn_qkv" => weights.dealt(queries_and_keys, width, keys),
+                "attn_qkv" => weights.dealt(queries_and_keys, width, family),
                 "ssm_conv1d" => {
-                    let channels = weights.dealt(queries_and_keys, width, keys);
+                    let channels = weights.dealt(queries_and_keys, width, family);
                     channels.shaped(&[weights.shape[0], weights.shape[2]])
                 }
-                "attn_gate" => weights.dealt(0, width, keys),
-                "ssm_out" => weights.transposed().dealt(0, width, keys).transposed(),
-                "ssm_a" => weights.dealt(0, 1, keys).map(|x| -x.exp()),
-                _ => weights.dealt(0, 1, keys),
+                "attn_gate" => weights.dealt(0, width, family),
+                "ssm_out" => weights.transposed().dealt(0, width, family).transposed(),
+                "ssm_a" => weights.dealt(0, 1, family).map(|x| -x.exp()),
+                _ => weights.dealt(0, 1, family),
             }
         }
         // Queries of an indexer above its keys.
         "indexer" => {
-            let queries = keys.size("attention.indexer.head_count")
-                * keys.size("attention.indexer.key_length");
+            let queries = family.size("attention.indexer.head_count")
+                * family.size("attention.indexer.key_length");
             match part {
                 "q_proj" => weights.rows(queries, |i| i),
                 _ => weights.rows(weights.shape[0] - queries, |i| queries + i),
@@ -290,11 +331,12 @@ fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
             let numbers = weights.numbers.iter().map(|x| x - mean).collect();
             Weights { shape: weights.shape.clone(), numbers }
         }
-        // FamilyKeys by head, transposed, and values by head.
+        // Keys by head, transposed, and values by head.
         "kv_b" => {
             let (rank, values) =
-                (keys.size("attention.kv_lora_rank"), keys.size("attention.value_length_mla"));
-            let plain = keys.size("attention.key_length_mla") - keys.size("rope.dimension_count");
+                (family.size("attention.kv_lora_rank"), family.size("attention.value_length_mla"));
+            let plain =
+                family.size("attention.key_length_mla") - family.size("rope.dimension_count");
             let at = |head: usize, row: usize, col: usize| {
                 weights.numbers[(head * (plain + values) + row) * rank + col]
             };
@@ -313,10 +355,9 @@ fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
 }
 
 /// The tensors of a family's file.
-pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Vec<Tensor> {
-    let (own, common) = (lines(family.names), lines(COMMON));
-    let predicted = keys.0.get("nextn_predict_layers").map_or(0, |n| n.parse().unwrap());
-    let layers = keys.size("block_count") - predicted;
+pub(super) fn tensors(family: &Family, golden: &Golden) -> Vec<Tensor> {
+    let (own, common) = (&family.names, Family::read("common").names);
+    let layers = family.size("block_count") - family.largest("nextn_predict_layers");
     let mut files: BTreeMap<String, Vec<(usize, Weights)>> = BTreeMap::new();
     for (name, weights) in Weights::of(golden) {
         // Models with vision have a module more.
@@ -329,7 +370,7 @@ pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Ve
         let is_it = |line: &&Line| line.hub == name;
         let is_of_all = |line: &&Line| line.hub == pattern.name;
         let mut found: Vec<_> = own.iter().filter(is_it).collect();
-        for lines in [&own, &common] {
+        for lines in [own, &common] {
             if found.is_empty() {
                 found = lines.iter().filter(is_of_all).collect();
             }
@@ -339,7 +380,7 @@ pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Ve
         for line in found.into_iter().filter(|line| line.gguf != "-") {
             let layer = pattern.layer.map_or(String::new(), |layer| layer.to_string());
             let gguf = line.gguf.replace('*', &layer);
-            let weights = changed(*line, &weights, keys);
+            let weights = changed(line, &weights, family);
             files.entry(gguf).or_default().push((pattern.expert.unwrap_or(0), weights));
         }
     }
@@ -355,41 +396,5 @@ pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Ve
         let numbers = parts.into_iter().flat_map(|(_, weights)| weights.numbers).collect();
         Weights { shape, numbers }.tensor(&name)
     };
-    let made = family.vectors.iter().map(|(name, numbers)| {
-        Weights { shape: vec![numbers.len()], numbers: numbers.to_vec() }.tensor(name)
-    });
-    files.into_iter().map(stacked).chain(made).collect()
+    files.into_iter().map(stacked).chain(family.vectors.iter().cloned()).collect()
 }
-
-/// Names of all families that have the tensor.
-const COMMON: &str = "
-token_embd.weight = model.embed_tokens.weight
-output_norm.weight = model.norm.weight
-output.weight = lm_head.weight
-blk.*.attn_norm.weight = model.layers.*.input_layernorm.weight
-blk.*.attn_q.weight = model.layers.*.self_attn.q_proj.weight
-blk.*.attn_k.weight = model.layers.*.self_attn.k_proj.weight
-blk.*.attn_v.weight = model.layers.*.self_attn.v_proj.weight
-blk.*.attn_output.weight = model.layers.*.self_attn.o_proj.weight
-blk.*.attn_q_norm.weight = model.layers.*.self_attn.q_norm.weight
-blk.*.attn_k_norm.weight = model.layers.*.self_attn.k_norm.weight
-blk.*.ffn_norm.weight = model.layers.*.post_attention_layernorm.weight
-blk.*.ffn_gate.weight = model.layers.*.mlp.gate_proj.weight
-blk.*.ffn_up.weight = model.layers.*.mlp.up_proj.weight
-blk.*.ffn_down.weight = model.layers.*.mlp.down_proj.weight
-blk.*.ffn_gate_inp.weight = model.layers.*.mlp.gate.weight
-blk.*.exp_probs_b.bias = model.layers.*.mlp.gate.e_score_correction_bias
-blk.*.ffn_gate_exps.weight = model.layers.*.mlp.experts.#.gate_proj.weight
-blk.*.ffn_up_exps.weight = model.layers.*.mlp.experts.#.up_proj.weight
-blk.*.ffn_down_exps.weight = model.layers.*.mlp.experts.#.down_proj.weight
-blk.*.ffn_gate_shexp.weight = model.layers.*.mlp.shared_experts.gate_proj.weight
-blk.*.ffn_up_shexp.weight = model.layers.*.mlp.shared_experts.up_proj.weight
-blk.*.ffn_down_shexp.weight = model.layers.*.mlp.shared_experts.down_proj.weight
-blk.*.attn_q_a.weight = model.layers.*.self_attn.q_a_proj.weight
-blk.*.attn_q_a_norm.weight = model.layers.*.self_attn.q_a_layernorm.weight
-blk.*.attn_q_b.weight = model.layers.*.self_attn.q_b_proj.weight
-blk.*.attn_kv_a_mqa.weight = model.layers.*.self_attn.kv_a_proj_with_mqa.weight
-blk.*.attn_kv_a_norm.weight = model.layers.*.self_attn.kv_a_layernorm.weight
-blk.*.attn_k_b.weight = kv_b model.layers.*.self_attn.kv_b_proj.weight
-blk.*.attn_v_b.weight = kv_b model.layers.*.self_attn.kv_b_proj.weight
-";
