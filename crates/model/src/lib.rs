@@ -1,11 +1,11 @@
 //! Model floor: a checkpoint's config and tensor names become a
 //! [`Blueprint`](blueprint::Blueprint).
 //!
-//! `families` builds the blueprint from `parts`, [`blueprint`] defines it, `packed_experts` points
-//! its experts to a packed copy, `opening` opens checkpoints, `identity` computes a model's id, `ngram` hashes tokens to rows of
-//! a table, `blank_weights` finds weights that were never written, `untied_head` a head that the
-//! config denies, and `expected_reads` announces the dense weights of files that are still
-//! arriving.
+//! `families` builds the blueprint from `parts`, [`blueprint`] defines it, `opening` opens
+//! checkpoints, `packed_experts` points experts to a packed copy, `identity` computes a model's id,
+//! `ngram` hashes tokens to rows of a table, `blank_weights` finds weights that were never written,
+//! `untied_head` a head that the config denies, and `expected_reads` announces the dense weights of
+//! files that are still arriving.
 //!
 //! Knows: one file per `model_type`, tensor names of the Hub, layer shapes. Must not know: devices,
 //! slots, sessions.

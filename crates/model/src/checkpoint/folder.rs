@@ -119,8 +119,8 @@ impl Checkpoint {
         Ok(Self { files, drafter: Some(Box::new(drafter)), ..self })
     }
 
-    /// Opens a model's folder or a GGUF file without a drafter. `convert` knows the architectures of
-    /// GGUF.
+    /// Opens a model's folder or a GGUF file without a drafter. `convert` reads the keys of GGUF's
+    /// architectures.
     pub(crate) fn open_model(
         folder: &Path,
         options: &CheckpointOptions,

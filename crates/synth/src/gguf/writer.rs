@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, path::Path};
 
 use moeflux_base::Error;
-use moeflux_model::seam::{KeyList, KeyValue, type_number};
+use moeflux_model::seam::{KeyValue, type_number};
 
 use super::{
     super::{
@@ -15,7 +15,10 @@ use super::{
 };
 
 #[cfg(test)]
-use super::super::{module::SynthTensor, values::TensorValues};
+use {
+    super::super::{module::SynthTensor, values::TensorValues},
+    moeflux_model::seam::KeyList,
+};
 
 /// Name of the file.
 const FILE: &str = "model.gguf";

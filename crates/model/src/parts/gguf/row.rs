@@ -25,7 +25,7 @@ enum KeyKind {
     Integer,
     /// An integer above 0.
     Size,
-    /// An integer for all layers, or for each of those that have the part.
+    /// An integer for all layers, or for each layer that has the part.
     Uniform,
     /// Number of layers.
     Layers,
@@ -87,7 +87,7 @@ pub(crate) const fn integer(config: &'static str, gguf: &'static str) -> KeyRow 
     row(config, gguf, KeyKind::Integer)
 }
 
-/// An integer for all layers, or for each of those that have the part.
+/// An integer for all layers, or for each layer that has the part.
 pub(crate) const fn uniform(config: &'static str, gguf: &'static str) -> KeyRow {
     row(config, gguf, KeyKind::Uniform)
 }
