@@ -14,6 +14,7 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
 const KEYS: &[KeyRow] = &[
     uniform("shared_expert_intermediate_size", "expert_shared_feed_forward_length")
         .or(Fixed::Integer(0)),
+    // llama.cpp never normalizes.
     fixed("norm_topk_prob", Fixed::Flag(false)),
     UNREAD_WINDOW,
 ];
