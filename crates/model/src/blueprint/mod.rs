@@ -1,6 +1,6 @@
 //! Blueprint of a model: its layers with their shapes, and the location of each weight.
 //!
-//! One file of `model/arch` per `model_type` builds it. Everything after that (the
+//! A file of `families` builds it. Everything after that (the
 //! memory plan, loading, the forward pass, `inspect`) reads only the blueprint and does not depend
 //! on the architecture.
 
@@ -9,6 +9,7 @@ mod delta_net;
 mod input_orders;
 mod layer;
 mod mamba2;
+mod model;
 mod ngram_memory;
 mod parts;
 mod rope;
@@ -35,13 +36,14 @@ pub use self::{
         SubBlockBlueprint, SubBlockInput,
     },
     mamba2::{Mamba2Blueprint, Mamba2Shape},
+    model::{Blueprint, DrafterBlueprint, ImageInputs},
     rope::{Llama3Scaling, LongRope, RopeShape, Yarn},
 };
 pub use parts::{
-    BlockIndexerBlueprint, Blueprint, DrafterBlueprint, FixedRoutes, GateSource, GqaBlueprint,
-    GqaIndexer, GqaShape, ImageInputs, IndexerBlueprint, LatentExperts, LatentHeads, LatentQuery,
-    LayerExperts, LinearSource, MlaBlueprint, MlaIndexer, MlaShape, MlpBlueprint, MoeBlueprint,
-    OutputGate, QueryTemperature, RouterBlueprint, RouterNorm, SharedBlueprint, SparseBlueprint,
+    BlockIndexerBlueprint, FixedRoutes, GateSource, GqaBlueprint, GqaIndexer, GqaShape,
+    IndexerBlueprint, LatentExperts, LatentHeads, LatentQuery, LayerExperts, LinearSource,
+    MlaBlueprint, MlaIndexer, MlaShape, MlpBlueprint, MoeBlueprint, OutputGate, QueryTemperature,
+    RouterBlueprint, RouterNorm, SharedBlueprint, SparseBlueprint,
 };
 pub use vision::{
     DeepstackMerger, LayerNormSource, PatchEmbedding, PatchLayout, PositionTable, VisionBlock,

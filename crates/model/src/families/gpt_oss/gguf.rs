@@ -10,16 +10,12 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     name: "gpt-oss",
     models: "gpt-oss",
     model_types: &["gpt_oss"],
-    keys: &[MODEL, HEADS, KEYS],
+    keys: &[MODEL, HEADS, EXPERT_BY_NAME, LOCAL_EXPERTS, KEYS],
     names: &[NAMES, EXPERTS, POST_ATTENTION_NORM],
     ..PLAIN
 }];
 
 const KEYS: &[KeyRow] = &[
-    MLP_WIDTH.unread(),
-    uniform("intermediate_size", "expert_feed_forward_length").needed(),
-    size("num_local_experts", "expert_count"),
-    TOP_K,
     WINDOW,
     reads(|keys, config| {
         let kinds = slides(keys, 2, FullLayer::Last)?;

@@ -6,19 +6,14 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     name: "granitemoe",
     models: "Granite-3.0 and 3.1 MoE; without shared experts",
     model_types: &["granitemoe"],
-    keys: &[&[reads(check_shared)], MODEL, HEADS, GRANITE],
+    keys: &[&[reads(check_shared)], MODEL, HEADS, EXPERT_AS_MLP, LOCAL_EXPERTS, FACTORS],
     names: &[ROUTER, BLOCK_SPARSE],
     pairs_adjacent: true,
     ..PLAIN
 }];
 
-/// Experts, and constant factors on the embedding, the scores, each sub-block and the logits.
-pub(in super::super) const GRANITE: &[KeyRow] = &[
-    // Of one expert.
-    EXPERT_AS_MLP[0],
-    EXPERT_AS_MLP[1],
-    size("num_local_experts", "expert_count"),
-    TOP_K,
+/// Constant factors on the embedding, the scores, each sub-block and the logits.
+pub(in super::super) const FACTORS: &[KeyRow] = &[
     number("embedding_multiplier", "embedding_scale").needed(),
     number("attention_multiplier", "attention.scale").needed(),
     number("residual_multiplier", "residual_scale").needed(),

@@ -1,6 +1,6 @@
 //! Keys and names of tensors in GGUF.
 
-use super::super::granitemoe::gguf::{GRANITE, ROUTER};
+use super::super::granitemoe::gguf::{FACTORS, ROUTER};
 use crate::parts::gguf::{
     mamba2::{HAS_ROPE, MixerSizes, write_mamba2},
     prelude::*,
@@ -10,7 +10,7 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     name: "granitehybrid",
     models: "Granite 4.0 H Small and Tiny, with experts",
     model_types: &["granitemoehybrid"],
-    keys: &[&[reads(check_experts)], MODEL, HEADS, GRANITE, KEYS],
+    keys: &[&[reads(check_experts)], MODEL, HEADS, EXPERT_AS_MLP, LOCAL_EXPERTS, FACTORS, KEYS],
     names: &[NAMES, ROUTER, BLOCK_SPARSE],
     pairs_adjacent: true,
     ..PLAIN

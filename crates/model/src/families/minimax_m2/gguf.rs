@@ -6,16 +6,12 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     name: "minimax-m2",
     models: "MiniMax-M2",
     model_types: &["minimax_m2"],
-    keys: &[MODEL, HEADS, KEYS],
+    keys: &[MODEL, HEADS, EXPERT_BY_NAME, LOCAL_EXPERTS, KEYS],
     names: &[NAMES, BLOCK_SPARSE],
     ..PLAIN
 }];
 
 const KEYS: &[KeyRow] = &[
-    MLP_WIDTH.unread(),
-    uniform("intermediate_size", "expert_feed_forward_length").needed(),
-    size("num_local_experts", "expert_count"),
-    TOP_K,
     SIGMOID_SCORES,
     integer("rotary_dim", "rope.dimension_count").at(Place::Heads),
     integer("shared_intermediate_size", "expert_shared_feed_forward_length").unread(),

@@ -7,21 +7,17 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     name: "llama",
     models: "Mixtral; dense models are refused",
     model_types: &["mixtral"],
-    keys: &[&[reads(check_experts)], MODEL, HEADS, &EXPERT_AS_MLP, KEYS],
+    keys: &[&[reads(check_experts)], MODEL, HEADS, EXPERT_AS_MLP, LOCAL_EXPERTS, KEYS],
     names: &[BLOCK_SPARSE],
     pairs_adjacent: true,
     ..PLAIN
 }];
 
-const KEYS: &[KeyRow] = &[
-    size("num_local_experts", "expert_count"),
-    TOP_K,
-    reads(|keys, config| {
-        let scaling = divided_rope(keys, head_width(keys)? / 2)?;
-        add(config, json!({ "rope_scaling": scaling }));
-        Ok(())
-    }),
-];
+const KEYS: &[KeyRow] = &[reads(|keys, config| {
+    let scaling = divided_rope(keys, head_width(keys)? / 2)?;
+    add(config, json!({ "rope_scaling": scaling }));
+    Ok(())
+})];
 
 fn check_experts(keys: &Keys<'_>, _: &mut Config) -> Result<(), Error> {
     if keys.integer(key::EXPERTS)?.unwrap_or(0) == 0 {

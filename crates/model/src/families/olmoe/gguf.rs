@@ -6,15 +6,11 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     name: "olmoe",
     models: "OLMoE",
     model_types: &["olmoe"],
-    keys: &[MODEL, HEADS, KEYS],
+    keys: &[MODEL, HEADS, &[size("num_experts", "expert_count"), TOP_K], EXPERT_AS_MLP, ROUTER],
     ..PLAIN
 }];
 
-const KEYS: &[KeyRow] = &[
-    size("num_experts", "expert_count"),
-    TOP_K,
-    EXPERT_AS_MLP[0],
-    EXPERT_AS_MLP[1],
+const ROUTER: &[KeyRow] = &[
     NORMALIZED.unread(),
     // llama.cpp never normalizes.
     fixed("norm_topk_prob", Fixed::Flag(false)),

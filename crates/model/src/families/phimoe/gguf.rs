@@ -8,15 +8,13 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     name: "phimoe",
     models: "Phi-3.5-MoE",
     model_types: &["phimoe"],
-    keys: &[MODEL, HEADS, &EXPERT_AS_MLP, KEYS],
+    keys: &[MODEL, HEADS, EXPERT_AS_MLP, LOCAL_EXPERTS, KEYS],
     names: &[BLOCK_SPARSE],
     vectors: |config, _| FACTORS.iter().map(|row| row.vector(config)).collect(),
     ..PLAIN
 }];
 
 const KEYS: &[KeyRow] = &[
-    size("num_local_experts", "expert_count"),
-    TOP_K,
     // Not in the file: the same in all published models.
     fixed("router_jitter_noise", Fixed::Number(0.01)),
     reads(|keys, config| {

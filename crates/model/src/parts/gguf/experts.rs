@@ -62,9 +62,16 @@ pub(crate) const EXPERT_WIDTH: KeyRow =
 /// Width of an MLP.
 pub(crate) const MLP_WIDTH: KeyRow = uniform("intermediate_size", "feed_forward_length");
 
-/// Experts as wide as an MLP of the config, which files say twice.
-pub(crate) const EXPERT_AS_MLP: [KeyRow; 2] =
-    [MLP_WIDTH.needed(), integer("intermediate_size", "expert_feed_forward_length").unread()];
+/// Numbers of experts, of configs with local ones.
+pub(crate) const LOCAL_EXPERTS: &[KeyRow] = &[size("num_local_experts", "expert_count"), TOP_K];
+
+/// Width of a routed expert in `intermediate_size`, which files have as the width of an MLP.
+pub(crate) const EXPERT_AS_MLP: &[KeyRow] =
+    &[MLP_WIDTH.needed(), uniform("intermediate_size", "expert_feed_forward_length").unread()];
+
+/// Width of a routed expert in `intermediate_size`, which files have under its name.
+pub(crate) const EXPERT_BY_NAME: &[KeyRow] =
+    &[MLP_WIDTH.unread(), uniform("intermediate_size", "expert_feed_forward_length").needed()];
 
 /// Whether the weights of a token's experts are scaled to a sum of one.
 pub(crate) const NORMALIZED: KeyRow =
