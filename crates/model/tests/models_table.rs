@@ -1,35 +1,44 @@
 //! The tables of models and of GGUF's architectures are written from the families.
 #![allow(clippy::unwrap_used)]
 
-use std::{collections::BTreeSet, env, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use moeflux_model::seam::{gguf_architectures, model_rows};
 
-/// Checks the rows after a table's head in a document, or writes them if `UPDATE` is set.
-fn check_table(document: &str, head: &str, rows: impl Iterator<Item = String>) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(document);
-    let found = fs::read_to_string(&file).unwrap();
-    let (before, after) = found.split_once(head).unwrap();
-    let after = after.split_once("\n\n").map_or(String::new(), |(_, text)| format!("\n{text}"));
-    let expected = [before.to_owned(), head.to_owned()].into_iter().chain(rows).chain([after]);
-    let expected: String = expected.collect();
+fn path(document: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(document)
+}
+
+/// Compares a document with its expected text, or writes it if `UPDATE` is set.
+fn check_document(document: &str, found: &str, expected: &str) {
     if env::var_os("UPDATE").is_some() {
-        fs::write(&file, &expected).unwrap();
+        fs::write(path(document), expected).unwrap();
+        return;
     }
     assert!(found == expected, "{document} differs: run this test with UPDATE=1");
 }
 
-/// Checks the number of names that the README states before `text`, or writes it.
+/// Checks the rows after a table's head in a document.
+fn check_table(document: &str, head: &str, rows: impl Iterator<Item = String>) {
+    let found = fs::read_to_string(path(document)).unwrap();
+    let (before, after) = found.split_once(head).unwrap();
+    let after = after.split_once("\n\n").map_or(String::new(), |(_, text)| format!("\n{text}"));
+    let expected = [before.to_owned(), head.to_owned()].into_iter().chain(rows).chain([after]);
+    let expected: String = expected.collect();
+    check_document(document, &found, &expected);
+}
+
+/// Checks the number of names that the README states before `text`.
 fn check_count(count: usize, text: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
-    let found = fs::read_to_string(&file).unwrap();
+    let found = fs::read_to_string(path("README.md")).unwrap();
     let (before, after) = found.split_once(text).unwrap();
     let before = before.trim_end_matches(|c: char| c.is_ascii_digit());
     let expected = format!("{before}{count}{text}{after}");
-    if env::var_os("UPDATE").is_some() {
-        fs::write(&file, &expected).unwrap();
-    }
-    assert!(found == expected, "README.md differs: run this test with UPDATE=1");
+    check_document("README.md", &found, &expected);
 }
 
 #[test]
