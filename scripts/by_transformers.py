@@ -138,6 +138,9 @@ class Reference:
         if "quantization_config" in self.config:
             tensors = dequantized(tensors, self.config)
         tensors = unsharded(tensors, self.config)
+        if "thinker_config" in config:  # A model that listens and speaks: its thinker alone.
+            config = config["thinker_config"]
+            tensors = {name.removeprefix("thinker."): v for name, v in tensors.items()}
         with tempfile.TemporaryDirectory() as temp:
             (Path(temp) / "config.json").write_text(json.dumps(config))
             save_file(tensors, Path(temp) / "model.safetensors", {"format": "pt"})

@@ -15,6 +15,7 @@ pub use crate::checkpoint::read::READ_THREADS;
 pub use crate::checkpoint::read_ahead::{ReadAhead, ReadMatrix};
 pub use crate::checkpoint::recorder::{RecordedTensor, Recorder};
 pub use crate::checkpoint::source::{SourceChanges, TensorSource};
+pub use crate::checkpoint::text_config::{text_config, text_config_mut};
 pub use crate::checkpoint::{
     frame::{ALIGN, Frame, FrameError, digest},
     model_id::hex_digest,

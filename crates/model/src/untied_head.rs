@@ -1,13 +1,13 @@
 //! Heads beside a config that says that the embedding serves as head.
 
 use super::blueprint::Blueprint;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, text_config::text_config};
 
 /// Note on a head that is used although the config says that the embedding serves as head.
 pub fn untied_head(checkpoint: &Checkpoint, blueprint: &Blueprint) -> Option<String> {
     const KEY: &str = "tie_word_embeddings";
     let config = checkpoint.config();
-    let is_tied = [config, &config["text_config"]].iter().any(|config| config[KEY] == true);
+    let is_tied = [config, text_config(config)].iter().any(|config| config[KEY] == true);
     (is_tied && blueprint.head.is_some()).then(|| {
         format!(
             "{}: the head of the file, such as lm_head.weight, is used, although {KEY} is true",

@@ -76,7 +76,7 @@ pub struct EndTokens {
 impl EndTokens {
     /// End tokens of a checkpoint: all that generation_config.json names, all in `named`, which the
     /// tokenizer's files and the chat template name, and `eos_token_id` of `config.json`, at the
-    /// top level and in `text_config`. Beside the others, the ids of `config.json` count only if
+    /// top level and in `text_config`, which may be in `thinker_config`. Beside the others, the ids of `config.json` count only if
     /// `is_special`: configs that were saved again hold default ids of their class, which may be
     /// ordinary text. Without any, only a limit ends an answer.
     ///
@@ -94,10 +94,11 @@ impl EndTokens {
         end.extend(generation.eos_token_ids.iter().chain(named).copied());
         let config = JsonFields::parse(bytes, path)?;
         let mut ids = config.eos_token_ids()?;
-        if let Some(text) =
-            config.field("text_config", "an object", |value| value.as_object().cloned())?
-        {
-            ids.extend(JsonFields { map: text, path }.eos_token_ids()?);
+        let thinker = config.object("thinker_config")?;
+        for outer in [Some(&config), thinker.as_ref()].into_iter().flatten() {
+            if let Some(text) = outer.object("text_config")? {
+                ids.extend(text.eos_token_ids()?);
+            }
         }
         if !end.ids.is_empty() {
             ids.retain(|id| is_special(*id));
@@ -174,6 +175,12 @@ impl<'a> JsonFields<'a> {
                 None => Err(self.problem(format!("{name} is {value}: it must be {kind}"))),
             },
         }
+    }
+
+    /// Fields of an object inside.
+    fn object(&self, name: &str) -> Result<Option<Self>, Error> {
+        let map = self.field(name, "an object", |value| value.as_object().cloned())?;
+        Ok(map.map(|map| Self { map, path: self.path }))
     }
 
     fn eos_token_ids(&self) -> Result<Vec<u32>, Error> {

@@ -6,7 +6,9 @@ use moeflux_base::{Error, ToolError, setters};
 use moeflux_model::{
     blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
     checkpoint::Checkpoint,
-    seam::{NgramBase, Recorder, SourceChanges, TensorInfo, base_for_rows},
+    seam::{
+        NgramBase, Recorder, SourceChanges, TensorInfo, base_for_rows, text_config, text_config_mut,
+    },
 };
 use serde_json::{Map, Value, json};
 
@@ -138,9 +140,7 @@ impl SynthPlan {
 pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
     checked_skew(options.skew)?;
     let (mut config, fewer_rows) = shrink_tables(cut_config(options)?, options)?;
-    if let Value::Object(config) = &mut config {
-        edit_text_config(config, |text| text.insert(HEAD.into(), options.head.into()));
-    }
+    edit_text_config(&mut config, |text| text.insert(HEAD.into(), options.head.into()));
     let routing = RouterParams { seed: options.seed, skew: options.skew };
     let SynthModel { modules, expert_quant: default, max_positions } = model(&config, routing)?;
     let mut quantization = default.setting();
@@ -159,10 +159,7 @@ pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
             tensors.push(tensor);
         }
     }
-    let mut config = config;
-    if let Value::Object(config) = &mut config {
-        finish_config(config, &quantization);
-    }
+    finish_config(&mut config, &quantization);
     Ok(SynthPlan { tensors, config, max_positions, fewer_rows })
 }
 
@@ -175,13 +172,12 @@ pub(super) fn checked_skew(skew: f64) -> Result<(), Error> {
 
 /// The config with as many layers as are wanted.
 pub(super) fn cut_config(options: &Options) -> Result<Value, Error> {
-    let Value::Object(mut config) = options.config.clone() else {
-        return Err(config_error("it is not a JSON object"));
-    };
-    if let Some(layers) = options.layers {
-        edit_text_config(&mut config, |text| cut_layers(text, layers))?;
-    }
-    Ok(Value::Object(config))
+    let mut config = options.config.clone();
+    let layers = options.layers;
+    let cut = |text: &mut _| layers.map_or(Ok(()), |layers| cut_layers(text, layers));
+    edit_text_config(&mut config, cut)
+        .unwrap_or_else(|| Err(config_error("it is not a JSON object")))?;
+    Ok(config)
 }
 
 /// The config with as few rows of tables as are wanted.
@@ -200,9 +196,7 @@ fn shrink_tables(
             None => Ok((config, None)),
         };
     };
-    if let Value::Object(config) = &mut config {
-        edit_text_config(config, |text| text.insert("ngram_vocab_size_base".into(), base.into()));
-    }
+    edit_text_config(&mut config, |text| text.insert("ngram_vocab_size_base".into(), base.into()));
     Ok((config, (rows < published).then_some(FewerRows { rows, published })))
 }
 
@@ -265,19 +259,11 @@ fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
     })
 }
 
-/// The language model's part of a config: `text_config`, or the whole config.
-pub(super) fn text_config(config: &Value) -> &Value {
-    config.get("text_config").filter(|text| text.is_object()).unwrap_or(config)
-}
-
 fn edit_text_config<T>(
-    config: &mut Map<String, Value>,
+    config: &mut Value,
     edit: impl FnOnce(&mut Map<String, Value>) -> T,
-) -> T {
-    match config.get_mut("text_config") {
-        Some(Value::Object(text)) => edit(text),
-        _ => edit(config),
-    }
+) -> Option<T> {
+    text_config_mut(config).and_then(Value::as_object_mut).map(edit)
 }
 
 fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Error> {
@@ -297,7 +283,7 @@ fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Erro
 }
 
 /// Writes the quantization as mlx-lm does, and the special token ids of the written tokenizer.
-fn finish_config(config: &mut Map<String, Value>, quantization: &Value) {
+fn finish_config(config: &mut Value, quantization: &Value) {
     let name_ids = |map: &mut Map<String, Value>| {
         for key in ["quantization", "quantization_config", "bos_token_id", KV_B_PROJ, HEAD] {
             map.remove(key);
@@ -305,10 +291,12 @@ fn finish_config(config: &mut Map<String, Value>, quantization: &Value) {
         map.insert("eos_token_id".into(), eos_token_ids());
         map.insert("pad_token_id".into(), byte_tokenizer::END_OF_TEXT.into());
     };
-    name_ids(config);
     edit_text_config(config, name_ids);
-    for key in ["quantization", "quantization_config"] {
-        config.insert(key.into(), quantization.clone());
+    if let Some(config) = config.as_object_mut() {
+        name_ids(config);
+        for key in ["quantization", "quantization_config"] {
+            config.insert(key.into(), quantization.clone());
+        }
     }
 }
 

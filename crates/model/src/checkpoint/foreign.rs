@@ -9,7 +9,7 @@ use std::{
 use moeflux_base::{Error, seam::json};
 use serde_json::Value;
 
-use super::{data_file::DataFile, gguf, location::TensorInfo, packed};
+use super::{data_file::DataFile, gguf, location::TensorInfo, packed, text_config::text_config};
 
 /// Formats of weights that are read, for error messages.
 const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8, MXFP4, \
@@ -171,7 +171,7 @@ pub(super) fn quantization(
     config: &Value,
     tensors: &HashMap<String, TensorInfo>,
 ) -> Option<String> {
-    let text = &config["text_config"];
+    let text = text_config(config);
     let maps = [config, text].into_iter().flat_map(|config| {
         ["quantization_config", "compression_config", "quantization"].map(|key| &config[key])
     });

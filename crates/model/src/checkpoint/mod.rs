@@ -49,6 +49,7 @@ mod shards;
 pub(crate) mod source;
 pub(crate) mod tensor_names;
 mod tensors;
+pub(crate) mod text_config;
 
 pub use arriving::{ArrivingBytes, ArrivingFile};
 pub(crate) use data_file::DataFile;

@@ -5,6 +5,8 @@ use std::{collections::HashMap, fmt, path::Path};
 use moeflux_base::Error;
 use serde_json::Value;
 
+use super::text_config::text_config;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct QuantSettings {
     bits: Option<usize>,
@@ -142,10 +144,8 @@ impl WeightGroup {
 impl Quantization {
     /// Reads the settings of a config; `path` is for error messages.
     pub(super) fn from_config(config: &Value, path: &Path) -> Result<Self, Error> {
-        let text = config.get("text_config");
-        let find = |key: &str| {
-            config.get(key).or_else(|| text.and_then(|t| t.get(key))).filter(|v| !v.is_null())
-        };
+        let text = text_config(config);
+        let find = |key: &str| config.get(key).or_else(|| text.get(key)).filter(|v| !v.is_null());
         let Some(map) = find("quantization").or_else(|| find("quantization_config")) else {
             return Ok(Self::default());
         };

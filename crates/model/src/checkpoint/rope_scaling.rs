@@ -6,7 +6,7 @@ use std::str::FromStr;
 use moeflux_base::Error;
 use serde_json::{Map, Value, json};
 
-use super::folder::Checkpoint;
+use super::{folder::Checkpoint, text_config::text_config_mut};
 
 /// YaRN with a factor, written `yarn:FACTOR` or `yarn:FACTOR:POSITIONS`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,11 +59,7 @@ impl Checkpoint {
     pub fn scale_rope(&mut self, scaling: RopeScaling) -> Result<(), Error> {
         let path = self.folder.join("config.json");
         let bad = |problem: String| Error::Checkpoint { path: path.clone(), problem };
-        let text = match self.config.get("text_config").is_some_and(Value::is_object) {
-            true => self.config.get_mut("text_config"),
-            false => Some(&mut self.config),
-        };
-        let config = text.and_then(Value::as_object_mut);
+        let config = text_config_mut(&mut self.config).and_then(Value::as_object_mut);
         let config = config.ok_or_else(|| bad("this is not a JSON object".into()))?;
         let found = KEYS.iter().find_map(|key| config.get(*key)?.as_object().cloned());
         let (key, mut rope) = match found {

@@ -1,5 +1,5 @@
-//! `deepseek_v3`, `glm4_moe_lite`, `kimi_k2`: DeepSeek-V3 and R1, Cogito-V2 671B, GLM-4.7-Flash,
-//! Kimi-K2.
+//! `deepseek_v3`, `glm4_moe_lite`, `kimi_k2`, `sarvam_mla`: DeepSeek-V3 and R1, Cogito-V2 671B,
+//! GLM-4.7-Flash, Kimi-K2, Sarvam-105B.
 //!
 //! Multi-head latent attention, a sigmoid router with correction bias and group-limited top-k,
 //! dense layers first, unscaled shared experts. Sources: DeepSeek-AI, "DeepSeek-V3 Technical
@@ -33,6 +33,12 @@ pub(super) const FAMILY: Family = Family {
             checkpoints: "GLM-4.7-Flash",
             special: "the same, without YaRN",
             checked: "transformers, mlx-lm",
+        },
+        ModelRow {
+            names: &["sarvam_mla"],
+            checkpoints: "Sarvam-105B",
+            special: "the same, without groups",
+            checked: "transformers",
         },
     ],
     presets: &[
@@ -85,6 +91,9 @@ pub(super) struct DeepseekV3Config {
     pub(super) moe: GroupedMoe,
     #[serde(skip)]
     pub(super) style: MoeStyle,
+    /// Name of a norm on the output of layers with experts.
+    #[serde(skip)]
+    pub(super) experts_norm: Option<&'static str>,
     pub(super) num_attention_heads: usize,
     pub(super) head_dim: Option<usize>,
     pub(super) q_lora_rank: Option<usize>,
@@ -125,7 +134,13 @@ pub(super) fn build(
         let attention = MlaBlueprint { sparse: sparse(i, &self_attn)?, ..attention };
         let (mlp, hidden) = (layer.child("mlp"), body.hidden_size);
         let feed_forward = config.moe.feed_forward_with(&config.style, &mlp, i, hidden)?;
-        body.layer(layer, attention, feed_forward)
+        let mut blueprint = body.layer(layer, attention, feed_forward)?;
+        if let Some(name) = config.experts_norm.filter(|_| blueprint.moe().is_some())
+            && let Some(experts) = blueprint.sub_blocks.last_mut()
+        {
+            experts.post_norm = Some(layer.norm(name, hidden)?);
+        }
+        Ok(blueprint)
     })
 }
 

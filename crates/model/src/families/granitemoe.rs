@@ -9,12 +9,20 @@ pub(super) mod gguf;
 use super::prelude::*;
 
 pub(super) const FAMILY: Family = Family {
-    models: &[ModelRow {
-        names: &["granitemoe"],
-        checkpoints: "Granite-3.0 and 3.1 1B-A400M, 3B-A800M; PowerMoE-3B",
-        special: "factors on embedding, scores, sub-blocks and logits",
-        checked: "mlx-lm, transformers",
-    }],
+    models: &[
+        ModelRow {
+            names: &["granitemoe"],
+            checkpoints: "Granite-3.0 and 3.1 1B-A400M, 3B-A800M; PowerMoE-3B",
+            special: "factors on embedding, scores, sub-blocks and logits",
+            checked: "mlx-lm, transformers",
+        },
+        ModelRow {
+            names: &["granitemoeshared"],
+            checkpoints: "Granite MoE with a shared expert",
+            special: "the same, a shared expert",
+            checked: "transformers",
+        },
+    ],
     // The model of huggingface.co/ibm-granite/granite-3.1-3b-a800m-instruct, not compared with its
     // config.json.
     presets: &[Preset {
@@ -44,14 +52,18 @@ pub(super) struct GraniteMoeConfig {
     pub(super) residual_multiplier: f32,
     /// Divisor of the logits.
     logits_scaling: f32,
+    /// Width of the shared expert; 0 without one.
+    #[serde(default)]
+    pub(super) shared_intermediate_size: usize,
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: GraniteMoeConfig = parse_config(source)?;
     config.moe.size_experts_as_mlp();
+    config.moe.ignore_shared();
     config.blueprint(source, |i, layer| {
         let attention = config.attention(&layer.child("self_attn"), true)?;
-        let feed_forward = config.feed_forward(&layer.child("block_sparse_moe"), i)?;
+        let feed_forward = config.feed_forward(layer, i)?;
         config.body.layer(layer, attention, feed_forward)
     })
 }
@@ -100,9 +112,10 @@ impl GraniteMoeConfig {
 
     pub(super) fn feed_forward(
         &self,
-        moe: &Scope<'_>,
-        layer: usize,
+        layer: &Scope<'_>,
+        i: usize,
     ) -> Result<FeedForwardBlueprint, Error> {
+        let moe = &layer.child("block_sparse_moe");
         let experts = ExpertTensors {
             fused: moe.clone(),
             fused_names: ["input_linear.weight", "output_linear.weight"],
@@ -115,6 +128,34 @@ impl GraniteMoeConfig {
             scale: self.residual_multiplier,
             ..SoftmaxStyle::new(moe)
         };
-        self.moe.feed_forward_with(&style, moe, layer, self.body.hidden_size)
+        let mut part = self.moe.feed_forward_with(&style, moe, i, self.body.hidden_size)?;
+        if let FeedForwardBlueprint::Moe(moe) = &mut part
+            && self.shared_intermediate_size > 0
+        {
+            moe.shared = Some(SharedBlueprint {
+                scale: self.residual_multiplier,
+                ..SharedBlueprint::new(self.shared_mlp(&layer.child("shared_mlp"))?)
+            });
+        }
+        Ok(part)
+    }
+
+    /// Shared expert, its gate and up in one matrix, which GGUF has apart.
+    fn shared_mlp(&self, mlp: &Scope<'_>) -> Result<MlpBlueprint, Error> {
+        let (hidden, inner) = (self.body.hidden_size, self.shared_intermediate_size);
+        if mlp.has_matrix("gate_proj") {
+            return mlp.mlp(hidden, inner);
+        }
+        let input = mlp.matrix("input_linear", 2 * inner, hidden)?;
+        let half = |first: usize| {
+            let rows = first..first + inner;
+            mlp.source.gather_rows(&input, std::slice::from_ref(&rows))
+        };
+        Ok(MlpBlueprint {
+            gate_proj: Some(half(0)?),
+            up_proj: half(inner)?,
+            down_proj: mlp.matrix("output_linear", hidden, inner)?,
+            activation: Activation::SwiGlu,
+        })
     }
 }

@@ -54,8 +54,6 @@ struct GraniteMoeHybridConfig {
     layer_types: Vec<String>,
     position_embedding_type: Option<String>,
     #[serde(default)]
-    shared_intermediate_size: usize,
-    #[serde(default)]
     mamba_n_heads: usize,
     /// A number, or `auto`.
     mamba_d_head: Option<Value>,
@@ -77,7 +75,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     require.that(config.base.moe.has_experts(), || {
         "\"num_local_experts\" is 0: Granite 4 without experts is not supported".to_owned()
     })?;
-    require.sizes(&[("shared_intermediate_size", config.shared_intermediate_size)])?;
+    require.sizes(&[("shared_intermediate_size", config.base.shared_intermediate_size)])?;
     config.base.moe.size_experts_as_mlp();
     config.base.moe.ignore_shared();
     let layers = config.base.body.num_hidden_layers;
@@ -100,7 +98,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
                 config.base.attention(&layer.child("self_attn"), has_rope)?.into()
             }
         };
-        let feed_forward = config.feed_forward(layer, i)?;
+        let feed_forward = config.base.feed_forward(layer, i)?;
         config.base.body.layer(layer, mixer, feed_forward)
     })
 }
@@ -145,35 +143,5 @@ impl GraniteMoeHybridConfig {
         })?;
         require.unset(&[("mamba_proj_bias", self.mamba_proj_bias == Some(true))])?;
         Ok(params)
-    }
-
-    fn feed_forward(&self, layer: &Scope<'_>, i: usize) -> Result<FeedForwardBlueprint, Error> {
-        let mut part = self.base.feed_forward(&layer.child("block_sparse_moe"), i)?;
-        if let FeedForwardBlueprint::Moe(moe) = &mut part {
-            moe.shared = Some(SharedBlueprint {
-                scale: self.base.residual_multiplier,
-                ..SharedBlueprint::new(self.shared_mlp(&layer.child("shared_mlp"))?)
-            });
-        }
-        Ok(part)
-    }
-
-    /// Shared expert, its gate and up in one matrix, which GGUF has apart.
-    fn shared_mlp(&self, mlp: &Scope<'_>) -> Result<MlpBlueprint, Error> {
-        let (hidden, inner) = (self.base.body.hidden_size, self.shared_intermediate_size);
-        if mlp.has_matrix("gate_proj") {
-            return mlp.mlp(hidden, inner);
-        }
-        let input = mlp.matrix("input_linear", 2 * inner, hidden)?;
-        let half = |first: usize| {
-            let rows = first..first + inner;
-            mlp.source.gather_rows(&input, std::slice::from_ref(&rows))
-        };
-        Ok(MlpBlueprint {
-            gate_proj: Some(half(0)?),
-            up_proj: half(inner)?,
-            down_proj: mlp.matrix("output_linear", hidden, inner)?,
-            activation: Activation::SwiGlu,
-        })
     }
 }

@@ -6,6 +6,7 @@
 //! [`parts`](crate::parts).
 
 mod afmoe;
+mod axk1;
 mod bailing_hybrid;
 mod bailing_moe;
 mod cohere2_moe;

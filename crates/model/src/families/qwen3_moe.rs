@@ -22,6 +22,12 @@ pub(super) const FAMILY: Family = Family {
             special: "the same",
             checked: "mlx-lm",
         },
+        ModelRow {
+            names: &["qwen3_omni_moe"],
+            checkpoints: "Qwen3-Omni-30B-A3B (text of the thinker)",
+            special: "the same",
+            checked: "transformers",
+        },
     ],
     // Source: huggingface.co/Qwen/Qwen3-30B-A3B, config.json.
     presets: &[Preset {

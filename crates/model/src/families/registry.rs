@@ -16,6 +16,7 @@ use crate::{
         Checkpoint,
         gguf::keys::{Converted, Keys},
         source::TensorSource,
+        text_config::text_config,
     },
     parts::{
         config::{PREDICTION, VISION, check_keys, check_layers, config_error},
@@ -40,6 +41,7 @@ const FAMILIES: &[Family] = &[
     super::bailing_hybrid::FAMILY,
     super::deepseek_v2::FAMILY,
     super::deepseek_v3::FAMILY,
+    super::axk1::FAMILY,
     super::deepseek_v32::FAMILY,
     super::glm_moe_dsa::FAMILY,
     super::glm5_next::FAMILY,
@@ -205,7 +207,7 @@ pub(super) fn architecture(model_type: &str) -> Option<&'static Family> {
 /// takes its place if that alone is known: a model with vision may wrap any language model.
 pub(super) fn model_type(source: &dyn TensorSource) -> Result<&str, Error> {
     let config = source.config();
-    let inner = config.get("text_config").and_then(|t| t.get("model_type"));
+    let inner = text_config(config).get("model_type");
     let names = [config.get("model_type"), inner];
     let mut names = names.into_iter().flatten().filter_map(|name| name.as_str());
     let known = names.clone().find(|name| architecture(name).is_some());

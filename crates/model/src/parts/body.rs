@@ -149,6 +149,7 @@ impl Prefixes {
     fn find(source: &dyn TensorSource) -> Result<Self, Error> {
         let (embedding, head_name) = ("embed_tokens", "lm_head");
         let known = [
+            Self { model: "thinker.model", embedding, head: "thinker.", head_name },
             Self { model: "language_model.model", embedding, head: "language_model.", head_name },
             Self { model: "model.language_model", embedding, head: "", head_name },
             Self { model: "model", embedding, head: "", head_name },

@@ -4,7 +4,7 @@ use moeflux_base::Error;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
-use crate::checkpoint::source::TensorSource;
+use crate::checkpoint::{source::TensorSource, text_config};
 
 /// Value of a key for all layers, or a list with one for each.
 #[derive(Clone, Debug, Deserialize)]
@@ -129,10 +129,9 @@ const KEY_NAMES: [KeyNames; 18] = [
     KeyNames { key: "tie_word_embeddings", others: &["tie_embedding"] },
 ];
 
-/// The config of the language model: nested under `text_config`, or the whole config.
+/// The config of the language model.
 fn text_config(source: &dyn TensorSource) -> &Value {
-    let config = source.config();
-    config.get("text_config").filter(|text| text.is_object()).unwrap_or(config)
+    text_config::text_config(source.config())
 }
 
 /// Number of the language model's config, under any of its key's names.
@@ -353,6 +352,8 @@ pub(crate) fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, 
         "audio_tower.",
         "audio_encoder.",
         "speech_embeddings.",
+        "talker.",
+        "code2wav.",
         "vit_large_projector.",
         "patch_merge_mlp.",
         "embed_audio.",

@@ -3,7 +3,7 @@
 use moeflux_base::{Error, ToolError};
 use moeflux_model::{
     blueprint::Blueprint,
-    seam::{GgufArchitecture, GgufVector, KeyList, KeyValue, Recorder, SourceChanges},
+    seam::{GgufArchitecture, GgufVector, KeyList, KeyValue, Recorder, SourceChanges, text_config},
 };
 use moeflux_ops::Scalar;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use super::{
         export::Export,
         module::{Module, ModuleKind, SynthTensor},
         options::Options,
-        plan::{checked_skew, config_error, cut_config, text_config},
+        plan::{checked_skew, config_error, cut_config},
         values::{AFFINE_GROUP, BlockParams, Lead, RandomStream, TensorValues},
         weights::{ModuleList, RouterParams},
     },

@@ -4,10 +4,10 @@ use crate::parts::gguf::prelude::*;
 
 pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitecture {
     name: "granitemoe",
-    models: "Granite-3.0 and 3.1 MoE; without shared experts",
-    model_types: &["granitemoe"],
-    keys: &[&[reads(check_shared)], MODEL, HEADS, EXPERT_AS_MLP, LOCAL_EXPERTS, FACTORS],
-    names: &[ROUTER, BLOCK_SPARSE],
+    models: "Granite-3.0 and 3.1 MoE, with shared experts, too",
+    model_types: &["granitemoe", "granitemoeshared"],
+    keys: &[MODEL, HEADS, EXPERT_AS_MLP, LOCAL_EXPERTS, FACTORS, SHARED],
+    names: &[ROUTER, BLOCK_SPARSE, SHARED_NAMES],
     pairs_adjacent: true,
     ..PLAIN
 }];
@@ -24,12 +24,11 @@ pub(in super::super) const FACTORS: &[KeyRow] = &[
 pub(in super::super) const ROUTER: &[NameRow] =
     &[row("ffn_gate_inp", "block_sparse_moe.router.layer")];
 
-fn check_shared(keys: &Keys<'_>, _: &mut Config) -> Result<(), Error> {
-    let shared = key::SHARED_WIDTH;
-    match keys.uniform(shared)?.filter(|width| *width > 0) {
-        Some(width) => {
-            Err(keys.problem(shared, &format!("is {width}: shared experts are not read")))
-        }
-        None => Ok(()),
-    }
-}
+const SHARED: &[KeyRow] =
+    &[uniform("shared_intermediate_size", "expert_shared_feed_forward_length")];
+
+pub(in super::super) const SHARED_NAMES: &[NameRow] = &[
+    row("ffn_gate_shexp", "shared_mlp.gate_proj"),
+    row("ffn_up_shexp", "shared_mlp.up_proj"),
+    row("ffn_down_shexp", "shared_mlp.down_proj"),
+];

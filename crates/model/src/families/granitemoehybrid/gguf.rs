@@ -1,6 +1,6 @@
 //! Keys and names of tensors in GGUF.
 
-use super::super::granitemoe::gguf::{FACTORS, ROUTER};
+use super::super::granitemoe::gguf::{FACTORS, ROUTER, SHARED_NAMES};
 use crate::parts::gguf::{
     mamba2::{HAS_ROPE, MixerSizes, write_mamba2},
     prelude::*,
@@ -11,7 +11,7 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     models: "Granite 4.0 H Small and Tiny, with experts",
     model_types: &["granitemoehybrid"],
     keys: &[&[reads(check_experts)], MODEL, HEADS, EXPERT_AS_MLP, LOCAL_EXPERTS, FACTORS, KEYS],
-    names: &[NAMES, ROUTER, BLOCK_SPARSE],
+    names: &[NAMES, ROUTER, BLOCK_SPARSE, SHARED_NAMES],
     pairs_adjacent: true,
     ..PLAIN
 }];
@@ -22,7 +22,7 @@ const KEYS: &[KeyRow] = &[
     reads(read_mixers),
 ];
 
-/// Mixers and shared experts.
+/// Mixers.
 const NAMES: &[NameRow] = &[
     row("ssm_in", "mamba.in_proj"),
     row("ssm_conv1d", "mamba.conv1d"),
@@ -31,9 +31,6 @@ const NAMES: &[NameRow] = &[
     row("ssm_dt.bias", "mamba.dt_bias"),
     row("ssm_norm", "mamba.norm"),
     row("ssm_out", "mamba.out_proj"),
-    row("ffn_gate_shexp", "shared_mlp.gate_proj"),
-    row("ffn_up_shexp", "shared_mlp.up_proj"),
-    row("ffn_down_shexp", "shared_mlp.down_proj"),
 ];
 
 fn check_experts(keys: &Keys<'_>, _: &mut Config) -> Result<(), Error> {

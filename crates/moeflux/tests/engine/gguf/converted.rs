@@ -364,8 +364,9 @@ pub(super) fn tensors(family: &Family, golden: &Golden) -> Vec<Tensor> {
     let layers = family.size("block_count") - family.largest("nextn_predict_layers");
     let mut files: BTreeMap<String, Vec<(usize, Weights)>> = BTreeMap::new();
     for (name, weights) in Weights::of(golden) {
-        // Models with vision have a module more.
+        // Models that see or listen have a module more.
         let name = name.replacen("model.language_model.", "model.", 1);
+        let name = name.strip_prefix("thinker.").unwrap_or(&name).to_owned();
         let pattern = Pattern::of(&name);
         if pattern.layer.is_some_and(|layer| layer >= layers) || name.contains("vision") {
             continue;
