@@ -8,7 +8,7 @@ use moeflux_base::{
 };
 use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
 use moeflux_model::{
-    blueprint::{Blueprint, MixerBlueprint},
+    blueprint::{Blueprint, MixerBlueprint, SubBlockInput},
     checkpoint::Checkpoint,
     seam::READ_THREADS,
 };
@@ -646,7 +646,7 @@ fn grammar_bytes(vocab: usize) -> u64 {
     page_align(GRAMMAR_BYTES + vocab as u64 * GRAMMAR_TOKEN_BYTES)
 }
 
-/// Bytes of vectors, and of the orders of inputs.
+/// Bytes of vectors, of the orders of inputs and of the columns of inputs without a norm.
 pub(super) fn vector_bytes(blueprint: &Blueprint) -> u64 {
     let orders = blueprint.matrices().filter_map(|m| m.order.as_ref()).map(|order| order.len());
     let moe_orders = blueprint.moe_layers().filter_map(|(_, moe)| moe.experts.hidden_orders());
@@ -654,6 +654,12 @@ pub(super) fn vector_bytes(blueprint: &Blueprint) -> u64 {
     let routes = blueprint.moe_layers().filter_map(|(_, moe)| moe.router.fixed.as_ref());
     let lens = lens.chain(orders).chain(moe_orders.map(<[u16]>::len));
     let lens = lens.chain(routes.map(|routes| routes.ids.len()));
+    let inputs = blueprint.layers.iter().flat_map(|l| &l.sub_blocks).map(|part| &part.input);
+    let columns = inputs.filter_map(|input| match input {
+        SubBlockInput::Bare { hidden } => Some(*hidden),
+        _ => None,
+    });
+    let lens = lens.chain(columns);
     lens.map(|len| page_align(len as u64 * 4)).sum()
 }
 

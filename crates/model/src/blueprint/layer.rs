@@ -107,6 +107,11 @@ pub enum SubBlockInput {
         /// The norm, of `hidden` elements.
         norm: NormSource,
     },
+    /// The residual stream as it is.
+    Bare {
+        /// Its elements.
+        hidden: usize,
+    },
     /// A weighted sum of several residual streams, to which the output is added in turn. Not for
     /// MoE with separate norms for the router or the experts, and without a factor on the residual.
     Streams(StreamInput),
@@ -122,7 +127,7 @@ impl SubBlockInput {
         match self {
             Self::Residual { norm } => Some(norm),
             Self::Streams(input) => input.norm.as_ref(),
-            Self::Previous => None,
+            Self::Bare { .. } | Self::Previous => None,
         }
     }
 
@@ -130,7 +135,7 @@ impl SubBlockInput {
     pub fn matrices(&self) -> Vec<&MatrixSource> {
         match self {
             Self::Streams(input) => input.mix.matrices(),
-            Self::Residual { .. } | Self::Previous => Vec::new(),
+            Self::Residual { .. } | Self::Bare { .. } | Self::Previous => Vec::new(),
         }
     }
 
@@ -139,7 +144,7 @@ impl SubBlockInput {
     pub fn vectors(&self) -> Vec<&VectorSource> {
         let mut vectors = match self {
             Self::Streams(input) => input.mix.vectors(),
-            Self::Residual { .. } | Self::Previous => Vec::new(),
+            Self::Residual { .. } | Self::Bare { .. } | Self::Previous => Vec::new(),
         };
         vectors.extend(self.norm().into_iter().flat_map(NormSource::vectors));
         vectors
@@ -402,12 +407,14 @@ impl LayerBlueprint {
         // before.
         let norms = |moe: &MoeBlueprint| moe.router.norm.is_some() || moe.experts_norm.is_some();
         let is_late = |sub_block: &SubBlockBlueprint| {
-            !matches!(sub_block.input, SubBlockInput::Residual { .. })
+            !matches!(sub_block.input, SubBlockInput::Residual { .. } | SubBlockInput::Bare { .. })
                 && sub_block.moe().is_some_and(norms)
         };
         let writes = |sub_block: &SubBlockBlueprint| match &sub_block.input {
             SubBlockInput::Streams(input) => input.mix.writes() && sub_block.scale.is_none(),
-            SubBlockInput::Residual { .. } | SubBlockInput::Previous => true,
+            SubBlockInput::Residual { .. }
+            | SubBlockInput::Bare { .. }
+            | SubBlockInput::Previous => true,
         };
         reads_stream
             && self.sub_blocks.iter().all(writes)

@@ -18,6 +18,7 @@ mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
 mod family;
+mod flex_olmo;
 mod gemma4;
 mod glm4_moe;
 mod glm5_next;

@@ -43,13 +43,13 @@ pub(super) const FAMILY: Family = Family {
 #[derive(Deserialize)]
 pub(super) struct Qwen3MoeConfig {
     #[serde(flatten)]
-    body: Body,
+    pub(super) body: Body,
     #[serde(flatten)]
-    gqa: GqaKeys,
+    pub(super) gqa: GqaKeys,
     #[serde(flatten)]
     pub(super) moe: SoftmaxMoe,
     #[serde(default)]
-    norm_topk_prob: bool,
+    pub(super) norm_topk_prob: bool,
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {

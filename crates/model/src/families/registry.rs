@@ -31,6 +31,7 @@ const FAMILIES: &[Family] = &[
     super::mellum::FAMILY,
     super::mixtral::FAMILY,
     super::olmoe::FAMILY,
+    super::flex_olmo::FAMILY,
     super::granitemoe::FAMILY,
     super::granitemoehybrid::FAMILY,
     super::nemotron_h::FAMILY,

@@ -83,6 +83,10 @@ pub(crate) struct ResidualRows {
 #[derive(Debug)]
 pub(crate) enum Input {
     Residual(StreamNorm),
+    /// A copy: the input must stay while the residual changes. The columns are all in order.
+    Bare {
+        columns: Buffer,
+    },
     Streams(Streams),
     Previous,
 }
@@ -95,6 +99,7 @@ impl Input {
     ) -> Result<Self, Error> {
         Ok(match input {
             SubBlockInput::Residual { norm } => Self::Residual(StreamNorm::load(norm, loader)?),
+            SubBlockInput::Bare { hidden } => Self::Bare { columns: loader.columns(*hidden)? },
             SubBlockInput::Streams(input) => Self::Streams(Streams::load(input, streams, loader)?),
             SubBlockInput::Previous => Self::Previous,
         })
@@ -110,6 +115,10 @@ impl Input {
     ) -> Result<(), E> {
         match self {
             Self::Residual(norm) => run(&norm.op(rows.x, rows.eps, out)),
+            Self::Bare { columns } => {
+                let orders = View::rows(*columns, 1, out.width);
+                run(&Op::GatherColumns { x: rows.x, orders, ids: None, out })
+            }
             Self::Streams(streams) => streams.read(buffers, rows, out, run),
             Self::Previous => Ok(()),
         }
@@ -166,7 +175,9 @@ impl SubBlock {
                 Input::Streams(streams) => {
                     streams.write(buffers, x, y, &mut |op| step.run(op))?;
                 }
-                Input::Residual(_) | Input::Previous => step.run(&Op::Add { x, y })?,
+                Input::Residual(_) | Input::Bare { .. } | Input::Previous => {
+                    step.run(&Op::Add { x, y })?
+                }
             }
         }
         match self.scale {

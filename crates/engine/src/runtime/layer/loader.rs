@@ -156,6 +156,12 @@ impl Loader<'_> {
         self.device.weight(shape, bytes).map_err(Error::at(|| name))
     }
 
+    /// Loads the numbers of all columns, in order.
+    pub(super) fn columns(&mut self, count: usize) -> Result<Buffer, Error> {
+        let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
+        self.buffer("numbers of columns", &values)
+    }
+
     /// Loads indexes, as integers in f32.
     pub(super) fn indexes(&mut self, name: &str, indexes: &[u16]) -> Result<Buffer, Error> {
         let values: Vec<f32> = indexes.iter().map(|i| f32::from(*i)).collect();
