@@ -76,9 +76,9 @@ pub struct EndTokens {
 impl EndTokens {
     /// End tokens of a checkpoint: all that generation_config.json names, all in `named`, which the
     /// tokenizer's files and the chat template name, and `eos_token_id` of `config.json`, at the
-    /// top level and in `text_config`, which may be in `thinker_config`. Beside the others, the ids of `config.json` count only if
-    /// `is_special`: configs that were saved again hold default ids of their class, which may be
-    /// ordinary text. Without any, only a limit ends an answer.
+    /// top level and in `text_config`, which may be in `thinker_config`. Beside the others, the ids
+    /// of `config.json` count only if `is_special`: configs that were saved again hold default ids
+    /// of their class, which may be ordinary text. Without any, only a limit ends an answer.
     ///
     /// # Errors
     /// [`Error::Text`] if `config.json` is not a JSON object, or `eos_token_id` is neither an id

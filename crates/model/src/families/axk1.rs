@@ -1,7 +1,7 @@
 //! `axk1`: A.X-K1 of SK Telecom.
 //!
-//! The architecture of [DeepSeek-V3](super::deepseek_v3), with a norm on the sum of routed and shared
-//! experts. Sources: transformers, `modeling_axk1.py`; vLLM's AXK1.
+//! The architecture of [DeepSeek-V3](super::deepseek_v3), with a norm on the sum of routed and
+//! shared experts. Sources: transformers, `modeling_axk1.py`; vLLM's AXK1.
 
 use super::{
     deepseek_v3::{DeepseekV3Config, build},
