@@ -197,12 +197,12 @@ fn experts_are_predicted_under_the_norm_of_their_input() {
     let norm = |loaded: &LoadedLayer| {
         loaded.layer.moe().and_then(|(_, input)| match input {
             Input::Residual(norm) => Some(*norm),
-            Input::Streams(_) | Input::Previous => None,
+            Input::Bare { .. } | Input::Streams(_) | Input::Previous => None,
         })
     };
     let of_input = |sub_block: &SubBlock| match sub_block.input {
         Input::Residual(norm) => Some(norm),
-        Input::Streams(_) | Input::Previous => None,
+        Input::Bare { .. } | Input::Streams(_) | Input::Previous => None,
     };
     let norms =
         |loaded: &LoadedLayer| loaded.layer.sub_blocks.iter().map(of_input).collect::<Vec<_>>();
