@@ -105,7 +105,7 @@ pub(crate) struct QkNorm {
     pub(crate) enabled: Option<bool>,
     /// Whether one norm goes over all heads, instead of over each.
     pub(crate) over_all_heads: bool,
-    /// Names of the norm of queries and of that of keys.
+    /// Names of the norms of queries and of keys.
     pub(crate) names: [&'static str; 2],
 }
 

@@ -99,7 +99,7 @@ impl MoeStyle {
 }
 
 impl GroupedMoe {
-    /// Sets the size of one shared expert; `None`: that of a routed one.
+    /// Sets the size of one shared expert; `None` for the size of a routed expert.
     pub(crate) fn size_shared_experts(&mut self, size: Option<usize>) {
         let (count, own) = (self.n_shared_experts.unwrap_or(0), self.moe_intermediate_size);
         self.shared_expert_intermediate_size = Some(size.unwrap_or(own).saturating_mul(count));

@@ -136,7 +136,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Number of layers, without those of multi-token prediction.
+    /// Number of layers, without layers for multi-token prediction.
     pub(crate) fn layers(&self) -> Result<usize, Error> {
         let name = "block_count";
         let count = self.size(name)?;
@@ -165,6 +165,11 @@ impl Keys<'_> {
             numbers.truncate(layers);
         }
         Ok(numbers)
+    }
+
+    /// The same of a key that is needed.
+    pub(crate) fn each_layer(&self, name: &str) -> Result<Vec<u64>, Error> {
+        self.per_layer(name)?.ok_or_else(|| self.missing(name))
     }
 
     /// Numbers of an array.
@@ -201,7 +206,7 @@ impl Keys<'_> {
         slides: &[bool],
         of_windows: bool,
     ) -> Result<Option<u64>, Error> {
-        let all = self.per_layer(name)?.ok_or_else(|| self.missing(name))?;
+        let all = self.each_layer(name)?;
         let mut of_kind = slides.iter().zip(all).filter(|(slides, _)| **slides == of_windows);
         let first = of_kind.next().map(|(_, n)| n);
         match of_kind.all(|(_, n)| Some(n) == first) {

@@ -68,7 +68,7 @@ const SAFE_GATE: &str = "kda.safe_gate";
 fn read_kda(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     let sections = key::ROPE_SECTIONS;
     if keys.has_key(sections) {
-        let problem = "is that of a model with vision, whose RoPE is not read";
+        let problem = "belongs to a model with vision, whose RoPE is not read";
         return Err(keys.problem(sections, problem));
     }
     let entries = json!({
@@ -82,7 +82,7 @@ fn read_kda(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// Layers of a group, of which the last one has latent attention. In those after the last whole
+/// Layers of a group, of which the last one has latent attention. In layers after the last whole
 /// group the tensors decide.
 fn group_size(keys: &Keys<'_>, linear: &[bool]) -> Result<usize, Error> {
     let group = linear.iter().position(|linear| !linear).unwrap_or(linear.len()) + 1;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::parts::gguf::{
     architecture::GgufVector,
-    heads::{FullLayer, WINDOW, layer_types, slides},
+    heads::{ConfigHeads, FullLayer, WINDOW, read_kinds, slides},
     prelude::*,
 };
 
@@ -24,11 +24,7 @@ const KEYS: &[KeyRow] = &[
     uniform("num_attention_heads", "attention.head_count").needed(),
     group(Place::Heads, read_heads, write_heads),
     WINDOW,
-    reads(|keys, config| {
-        let kinds = slides(keys, 6, FullLayer::Last)?;
-        add(config, json!({"layer_types": layer_types(&kinds)}));
-        Ok(())
-    }),
+    reads(|keys, config| read_kinds(keys, config, 6, FullLayer::Last)),
     fixed("enable_moe_block", Fixed::Flag(true)),
     size("num_experts", "expert_count"),
     size("top_k_experts", "expert_used_count"),
@@ -65,7 +61,7 @@ const SLIDING_WIDTH: &str = "attention.key_length_swa";
 const SHARED_KV: &str = "attention.shared_kv_layers";
 const DIVISORS: &str = "rope_freqs.weight";
 
-/// Keys of full layers have no suffix, those of sliding ones `_swa`.
+/// Keys of full layers have no suffix, keys of layers with windows have `_swa`.
 fn read_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     let slides = slides(keys, 6, FullLayer::Last)?;
     let kv_heads = |of_windows| keys.of_kind(key::KV_HEADS, &slides, of_windows);
@@ -83,9 +79,7 @@ fn read_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
 }
 
 fn write_heads(keys: &mut KeyWriter<'_>) {
-    let heads = keys.size("num_attention_heads").max(1);
-    let width = keys.integer("head_dim").unwrap_or(keys.size("hidden_size") / heads);
-    let kv = keys.integer("num_key_value_heads").unwrap_or(heads);
+    let ConfigHeads { width, kv_heads: kv } = ConfigHeads::of(keys);
     let full = keys.integer("global_head_dim").unwrap_or(width);
     let full_kv = keys.integer("num_global_key_value_heads").unwrap_or(kv);
     let slides = keys.layer_flags("layer_types", "sliding_attention").unwrap_or_default();

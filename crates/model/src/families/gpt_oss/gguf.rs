@@ -1,7 +1,7 @@
 //! Keys and names of tensors in GGUF.
 
 use crate::parts::gguf::{
-    heads::{FullLayer, WINDOW, layer_types, slides},
+    heads::{FullLayer, WINDOW, read_kinds},
     prelude::*,
     streams::write_clamp,
 };
@@ -18,8 +18,7 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
 const KEYS: &[KeyRow] = &[
     WINDOW,
     reads(|keys, config| {
-        let kinds = slides(keys, 2, FullLayer::Last)?;
-        add(config, json!({"layer_types": layer_types(&kinds)}));
+        read_kinds(keys, config, 2, FullLayer::Last)?;
         // Not in the file.
         if let Some(scaling) = config.get_mut("rope_scaling").and_then(|s| s.as_object_mut()) {
             add(scaling, json!({"truncate": false}));

@@ -42,8 +42,7 @@ fn check_experts(keys: &Keys<'_>, _: &mut Config) -> Result<(), Error> {
 
 /// Layers of Mamba-2 have no KV heads.
 fn read_layers(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
-    let name = key::KV_HEADS;
-    let heads = keys.per_layer(name)?.ok_or_else(|| keys.missing(name))?;
+    let heads = keys.each_layer(key::KV_HEADS)?;
     let kind = |heads| if heads == 0 { "mamba" } else { "attention" };
     let has_rope = keys.flag(HAS_ROPE)?.unwrap_or(true);
     let entries = json!({

@@ -51,8 +51,7 @@ const NAMES: &[NameRow] = &[
 
 /// Full layers have other numbers of query heads than layers with windows.
 fn read_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
-    let name = key::HEADS;
-    let heads = keys.per_layer(name)?.ok_or_else(|| keys.missing(name))?;
+    let heads = keys.each_layer(key::HEADS)?;
     let (first, width) = (heads.first().copied().unwrap_or(0), head_width(keys)?);
     let window = keys.integer(key::WINDOW)?.filter(|window| *window > 0);
     // The file has no list of kinds.

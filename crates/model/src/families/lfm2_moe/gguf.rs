@@ -39,7 +39,7 @@ const NAMES: &[NameRow] = &[
 
 /// Layers of convolutions have no KV heads.
 fn read_layers(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
-    let heads = keys.per_layer(key::KV_HEADS)?.ok_or_else(|| keys.missing(key::KV_HEADS))?;
+    let heads = keys.each_layer(key::KV_HEADS)?;
     let kind = |heads| if heads == 0 { "conv" } else { "full_attention" };
     let types: Vec<_> = heads.into_iter().map(kind).collect();
     config.insert("layer_types".into(), types.into());

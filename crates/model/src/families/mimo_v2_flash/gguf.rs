@@ -3,9 +3,10 @@
 use serde_json::Value;
 
 use crate::parts::gguf::{
-    experts::DENSE_LAYERS,
+    experts::{DENSE_LAYERS, SPARSE_LAYERS},
     heads::{
-        FullLayer, PATTERN_OF_LAYERS, WINDOW, slides, write_heads_by_layer, write_rotated_by_kind,
+        FullLayer, PATTERN_OF_LAYERS, WINDOW, rotated_share, slides, write_heads_by_layer,
+        write_rotated_by_kind,
     },
     prelude::*,
 };
@@ -29,10 +30,7 @@ const KEYS: &[KeyRow] = &[
     WINDOW,
     reads(read_sinks),
     number("attention_value_scale", "attention.value_scale"),
-    reads(|keys, config| {
-        config.insert("moe_layer_freq".into(), keys.sparse_layers()?.into());
-        Ok(())
-    }),
+    SPARSE_LAYERS,
     // llama.cpp always normalizes.
     fixed("norm_topk_prob", Fixed::Flag(true)),
 ];
@@ -50,7 +48,6 @@ fn read_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     let heads = keys.uniform_size(key::HEADS)?;
     let kv_heads = |of_windows| keys.of_kind(key::KV_HEADS, &slides, of_windows);
     let (full, sliding) = (kv_heads(false)?, kv_heads(true)?);
-    let rotated = keys.integer(key::ROTATED)?.unwrap_or(width);
     let base = keys.number(key::SLIDING_ROPE_BASE)?.map(Value::from);
     let entries = json!({
         "num_attention_heads": heads,
@@ -62,7 +59,7 @@ fn read_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
         "swa_head_dim": width,
         "swa_v_head_dim": value_width,
         "swa_rope_theta": base.or_else(|| config.get("rope_theta").cloned()),
-        "partial_rotary_factor": rotated as f64 / width as f64,
+        "partial_rotary_factor": rotated_share(keys, width)?,
         "hybrid_layer_pattern": slides.iter().map(|slides| u8::from(*slides)).collect::<Vec<_>>(),
     });
     add(config, entries);

@@ -6,7 +6,7 @@ use crate::{
     blueprint::{Blueprint, MixerBlueprint},
     parts::gguf::{
         architecture::GgufVector,
-        experts::{DENSE_LAYERS, SHARED_WIDTH},
+        experts::{DENSE_LAYERS, SHARED_WIDTH, SPARSE_LAYERS},
         heads::{
             FullLayer, PATTERN_OF_LAYERS, UNREAD_WINDOW, head_width, layer_types, slides,
             write_heads_by_layer,
@@ -36,10 +36,7 @@ const KEYS: &[KeyRow] = &[
     uniform("shared_expert_intermediate_size", "expert_shared_feed_forward_length")
         .or(Fixed::Integer(0)),
     SHARED_WIDTH,
-    reads(|keys, config| {
-        config.insert("moe_layer_freq".into(), keys.sparse_layers()?.into());
-        Ok(())
-    }),
+    SPARSE_LAYERS,
     group(Place::Layers, read_limits, write_limits),
 ];
 

@@ -4,6 +4,7 @@ use moeflux_base::Error;
 use serde_json::json;
 
 use super::{
+    heads::rotated_share,
     key,
     row::{Fixed, KeyRow, group, integer, reads, size, uniform},
     writer::{KeyValue, KeyWriter, Place},
@@ -28,11 +29,15 @@ pub(crate) const DELTA_NET: &[NameRow] = &[
     row("ssm_out", "linear_attn.out_proj"),
 ];
 
-/// Sizes of delta-nets, which beside them every model has a shared expert.
+/// Sizes of delta-nets, and of the shared expert that every model with them has.
 pub(crate) const DELTA_NETS: &[KeyRow] = &[
     uniform("shared_expert_intermediate_size", "expert_shared_feed_forward_length")
         .or(Fixed::Integer(0)),
-    reads(rotated_share),
+    reads(|keys, config| {
+        let share = rotated_share(keys, keys.size(key::KEY_WIDTH)?)?;
+        config.insert("partial_rotary_factor".into(), share.into());
+        Ok(())
+    }),
     group(Place::Layers, read_layers, write_layers),
     integer("full_attention_interval", "full_attention_interval").or(Fixed::Integer(4)),
     size("linear_num_key_heads", "ssm.group_count"),
@@ -41,14 +46,6 @@ pub(crate) const DELTA_NETS: &[KeyRow] = &[
     group(Place::Heads, read_values, write_values),
     size("linear_conv_kernel_dim", "ssm.conv_kernel"),
 ];
-
-/// Share of a head that RoPE rotates. Files have the width of keys.
-fn rotated_share(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
-    let width = keys.size(key::KEY_WIDTH)?;
-    let rotated = keys.integer(key::ROTATED)?.unwrap_or(width);
-    config.insert("partial_rotary_factor".into(), (rotated as f64 / width as f64).into());
-    Ok(())
-}
 
 const RECURRENT: &str = "attention.recurrent_layers";
 

@@ -5,7 +5,7 @@ use moeflux_ops::Scoring;
 
 use super::{
     key,
-    row::{Fixed, KeyRow, fixed, flag, group, integer, number, size, uniform, writes},
+    row::{Fixed, KeyRow, fixed, flag, group, integer, number, reads, size, uniform, writes},
     writer::{KeyValue, KeyWriter, Place},
 };
 use crate::checkpoint::gguf::{
@@ -163,6 +163,12 @@ pub(crate) const DENSE_LAYERS: KeyRow = writes(Place::Routers, |keys| {
     if dense > 0 && !keys.has(name) {
         keys.push_integer(name, dense);
     }
+});
+
+/// Whether each layer has experts, by their routers.
+pub(crate) const SPARSE_LAYERS: KeyRow = reads(|keys, config| {
+    config.insert("moe_layer_freq".into(), keys.sparse_layers()?.into());
+    Ok(())
 });
 
 /// Width of all shared experts together.

@@ -24,11 +24,30 @@ pub(crate) const WRITTEN_HEADS: KeyRow = writes(Place::Heads, write_kv_heads);
 
 /// Share of a head that RoPE rotates.
 pub(crate) const ROTATED_SHARE: KeyRow = reads(|keys, config| {
-    let width = head_width(keys)?;
-    let rotated = keys.integer(key::ROTATED)?.unwrap_or(width);
-    config.insert("partial_rotary_factor".into(), (rotated as f64 / width as f64).into());
+    let share = rotated_share(keys, head_width(keys)?)?;
+    config.insert("partial_rotary_factor".into(), share.into());
     Ok(())
 });
+
+/// Share of a head of `width` elements that RoPE rotates: all without the key.
+pub(crate) fn rotated_share(keys: &Keys<'_>, width: u64) -> Result<f64, Error> {
+    let rotated = keys.integer(key::ROTATED)?.unwrap_or(width);
+    Ok(rotated as f64 / width as f64)
+}
+
+/// Key width and KV heads of a config that states them once for all layers.
+pub(crate) struct ConfigHeads {
+    pub(crate) width: u32,
+    pub(crate) kv_heads: u32,
+}
+
+impl ConfigHeads {
+    pub(crate) fn of(keys: &KeyWriter<'_>) -> Self {
+        let heads = keys.size("num_attention_heads").max(1);
+        let width = keys.integer("head_dim").unwrap_or(keys.size("hidden_size") / heads);
+        Self { width, kv_heads: keys.integer("num_key_value_heads").unwrap_or(heads) }
+    }
+}
 
 fn read_kv_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     let heads = keys.uniform_size(key::HEADS)?;
@@ -45,16 +64,14 @@ fn read_kv_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
 }
 
 fn write_kv_heads(keys: &mut KeyWriter<'_>) {
-    let heads = keys.size("num_attention_heads").max(1);
-    let width = keys.integer("head_dim").unwrap_or(keys.size("hidden_size") / heads);
-    let kv = keys.integer("num_key_value_heads").unwrap_or(heads);
+    let ConfigHeads { width, kv_heads } = ConfigHeads::of(keys);
     let share = keys.config["partial_rotary_factor"]
         .as_f64()
         .or(keys.config["rope_parameters"]["partial_rotary_factor"].as_f64());
     let rotated = share.map(|share| (f64::from(width) * share) as u32);
     let rotated = keys.integer("rotary_dim").or(rotated);
     let rotated = rotated.or(keys.integer("qk_rope_head_dim")).unwrap_or(width);
-    keys.push(key::KV_HEADS, KeyValue::U32(kv));
+    keys.push(key::KV_HEADS, KeyValue::U32(kv_heads));
     keys.push(key::KEY_WIDTH, KeyValue::U32(width));
     keys.push(key::VALUE_WIDTH, KeyValue::U32(width));
     keys.push(key::ROTATED, KeyValue::U32(rotated));
@@ -134,17 +151,31 @@ pub(crate) const UNREAD_WINDOW: KeyRow =
 /// Windows in all but the last of every four layers, where the file has no list.
 pub(crate) const WINDOWS_BEFORE_FULL: &[KeyRow] = &[
     WINDOW,
-    group(Place::Layers, |keys, config| read_kinds(keys, config, FullLayer::Last), write_pattern),
+    group(
+        Place::Layers,
+        |keys, config| read_kinds(keys, config, 4, FullLayer::Last),
+        write_pattern,
+    ),
 ];
 
 /// Windows in all but the first of every four layers, where the file has no list.
 pub(crate) const WINDOWS_AFTER_FULL: &[KeyRow] = &[
     WINDOW,
-    group(Place::Layers, |keys, config| read_kinds(keys, config, FullLayer::First), write_pattern),
+    group(
+        Place::Layers,
+        |keys, config| read_kinds(keys, config, 4, FullLayer::First),
+        write_pattern,
+    ),
 ];
 
-fn read_kinds(keys: &Keys<'_>, config: &mut Config, full: FullLayer) -> Result<(), Error> {
-    add(config, json!({"layer_types": layer_types(&slides(keys, 4, full)?)}));
+/// Adds the kinds of layers, with one of every `n` of full attention where the file has no list.
+pub(crate) fn read_kinds(
+    keys: &Keys<'_>,
+    config: &mut Config,
+    n: u64,
+    full: FullLayer,
+) -> Result<(), Error> {
+    add(config, json!({"layer_types": layer_types(&slides(keys, n, full)?)}));
     Ok(())
 }
 
@@ -159,7 +190,7 @@ pub(crate) fn write_pattern(keys: &mut KeyWriter<'_>) {
 }
 
 /// RoPE by kind of layer, in place of RoPE of the whole model: full layers have the usual keys,
-/// sliding ones another base and no scaling.
+/// layers with windows another base and no scaling.
 pub(crate) const ROPE_BY_TYPE: KeyRow = reads(|keys, config| {
     let share = |name: &str| -> Result<Option<f64>, Error> {
         let Some(rotated) = keys.integer(name)? else { return Ok(None) };

@@ -32,7 +32,7 @@ pub(crate) const KDA: &[NameRow] = &[
 
 /// Whether each layer has KDA.
 pub(crate) fn linear_layers(keys: &Keys<'_>) -> Result<Vec<bool>, Error> {
-    let heads = keys.per_layer(key::KV_HEADS)?.ok_or_else(|| keys.missing(key::KV_HEADS))?;
+    let heads = keys.each_layer(key::KV_HEADS)?;
     Ok(heads.into_iter().map(|heads| heads == 0).collect())
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct KeyRow {
 #[derive(Clone, Copy)]
 enum KeyKind {
     Integer,
-    /// An integer above 0.
+    /// An integer above 0, which files need.
     Size,
     /// An integer for all layers, or for each layer that has the part.
     Uniform,
@@ -80,7 +80,7 @@ const fn row(config: &'static str, gguf: &'static str, kind: KeyKind) -> KeyRow 
 
 /// An integer above 0, which files need.
 pub(crate) const fn size(config: &'static str, gguf: &'static str) -> KeyRow {
-    row(config, gguf, KeyKind::Size).needed()
+    row(config, gguf, KeyKind::Size)
 }
 
 pub(crate) const fn integer(config: &'static str, gguf: &'static str) -> KeyRow {
@@ -92,7 +92,7 @@ pub(crate) const fn uniform(config: &'static str, gguf: &'static str) -> KeyRow 
     row(config, gguf, KeyKind::Uniform)
 }
 
-/// Number of layers, without those of multi-token prediction.
+/// Number of layers, without layers for multi-token prediction.
 pub(crate) const fn layers(config: &'static str, gguf: &'static str) -> KeyRow {
     row(config, gguf, KeyKind::Layers)
 }
@@ -159,10 +159,7 @@ impl KeyRow {
             KeyKind::Group { read, .. } => return read(keys, config),
             KeyKind::Fixed(value) => Some(value.into()),
             KeyKind::Integer => keys.integer(name)?.map(Value::from),
-            KeyKind::Size => match keys.integer(name)? {
-                None => None,
-                Some(_) => Some(keys.size(name)?.into()),
-            },
+            KeyKind::Size => Some(keys.size(name)?.into()),
             KeyKind::Uniform => keys.uniform(name)?.map(Value::from),
             KeyKind::Layers => Some(keys.layers()?.into()),
             KeyKind::Number => keys.number(name)?.map(Value::from),
