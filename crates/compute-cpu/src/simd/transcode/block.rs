@@ -46,9 +46,49 @@ pub(super) trait Block: Pod {
     /// Values of the 4-bit codes that `transcode` writes, if it writes codes.
     const TABLE: Option<[u8; 16]> = None;
     /// The scale `d` and the offset `m` as f16; 0 if there are none.
-    fn halves(&self) -> [u16; 2];
+    fn halves(&self) -> [[u8; 2]; 2];
     /// Writes the quants in the order of the row, and the scales and biases.
     fn transcode(&self, halves: [f32; 2], out: BlockQuants<'_>);
+}
+
+/// A [`Block`]: its name in [`BlockType`], the table of its codes, if it has one, and its fields in
+/// the order of the file; after the names of itself and its quants, the halves it has.
+macro_rules! block {
+    (
+        $(#[$doc:meta])*
+        $kind:ident $(, codes $table:ident)? {
+            $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)?
+        }
+        ($self:ident, $out:ident $(; $($half:ident = $bytes:expr),*)?) $transcode:block
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+        #[repr(C)]
+        pub(super) struct $kind {
+            $($(#[$field_doc])* $field: $type),*
+        }
+
+        impl super::block::Block for $kind {
+            const KIND: moeflux_ops::BlockType = moeflux_ops::BlockType::$kind;
+            $(const TABLE: Option<[u8; 16]> = Some($table);)?
+            #[inline(always)]
+            fn halves(&$self) -> [[u8; 2]; 2] {
+                super::block::padded([$($($bytes),*)?])
+            }
+            #[inline(always)]
+            fn transcode(&$self, halves: [f32; 2], mut $out: super::block::BlockQuants<'_>) {
+                let [$($($half,)*)? ..] = halves;
+                $transcode
+            }
+        }
+    };
+}
+pub(super) use block;
+
+/// Halves of a block that may have fewer than two.
+#[inline(always)]
+pub(super) fn padded<const N: usize>(halves: [[u8; 2]; N]) -> [[u8; 2]; 2] {
+    std::array::from_fn(|i| if i < N { halves[i] } else { [0; 2] })
 }
 
 /// A value in each of eight bytes.

@@ -1,12 +1,8 @@
 //! Blocks of 256 weights whose codes are entries of codebooks.
 
-use bytemuck::{Pod, Zeroable};
-use moeflux_ops::{
-    BlockType,
-    seam::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS},
-};
+use moeflux_ops::seam::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 
-use super::block::{Block, BlockQuants, MASKS, entry, splat};
+use super::block::{MASKS, block, entry, splat};
 
 /// [`MASKS`] of seven bits and their parity.
 static SEVEN: [u64; 128] = {
@@ -52,22 +48,10 @@ const IQ3_S_ZERO: u8 = 15;
 /// Quant of 0 of the types with shifted entries, whose quants count eighths.
 const IQ1_ZERO: u8 = 9;
 
-/// `d (2 s + 1) / 8` times signed entries; four indexes, four times seven signs, and `s` per 32.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Iq2Xxs {
-    d: [u8; 2],
-    groups: [[u8; 8]; 8],
-}
-
-impl Block for Iq2Xxs {
-    const KIND: BlockType = BlockType::IQ2XXS;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d (2 s + 1) / 8` times signed entries; four indexes, four times seven signs, and `s` per 32.
+    IQ2XXS { d: [u8; 2], groups: [[u8; 8]; 8] }
+    (self, out; d = self.d) {
         let bits = |[.., a, b, c, d]: [u8; 8]| u32::from_le_bytes([a, b, c, d]);
         out.set_eights(|i| {
             let (group, j) = (&self.groups[i / 4], i % 4);
@@ -85,23 +69,10 @@ fn odd(scales: &[u8], i: usize) -> f32 {
     f32::from(2 * (scales[i / 2] >> (i % 2 * 4) & 15) + 1)
 }
 
-/// `d (2 s + 1) / 8` times signed entries; words of an index and seven signs.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Iq2Xs {
-    d: [u8; 2],
-    words: [[u8; 2]; 32],
-    scales: [u8; 8],
-}
-
-impl Block for Iq2Xs {
-    const KIND: BlockType = BlockType::IQ2XS;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d (2 s + 1) / 8` times signed entries; words of an index and seven signs.
+    IQ2XS { d: [u8; 2], words: [[u8; 2]; 32], scales: [u8; 8] }
+    (self, out; d = self.d) {
         out.set_eights(|i| {
             let word = u16::from_le_bytes(self.words[i]);
             let negative = entry(&SEVEN, usize::from(word >> 9));
@@ -112,25 +83,10 @@ impl Block for Iq2Xs {
     }
 }
 
-/// `d (2 s + 1) / 8` times signed entries; the index has two high bits apart.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Iq2S {
-    d: [u8; 2],
-    indexes: [u8; 32],
-    signs: [u8; 32],
-    high: [u8; 8],
-    scales: [u8; 8],
-}
-
-impl Block for Iq2S {
-    const KIND: BlockType = BlockType::IQ2S;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d (2 s + 1) / 8` times signed entries; the index has two high bits apart.
+    IQ2S { d: [u8; 2], indexes: [u8; 32], signs: [u8; 32], high: [u8; 8], scales: [u8; 8] }
+    (self, out; d = self.d) {
         out.set_eights(|i| {
             let high = usize::from(self.high[i / 4] >> (i % 4 * 2) & 3);
             let eight = entry(&EIGHTS_S, usize::from(self.indexes[i]) | high << 8);
@@ -141,23 +97,10 @@ impl Block for Iq2S {
     }
 }
 
-/// `d (2 s + 1) / 4` times signed entries; four times seven signs and `s` per 32.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Iq3Xxs {
-    d: [u8; 2],
-    indexes: [[u8; 2]; 32],
-    signs: [[u8; 4]; 8],
-}
-
-impl Block for Iq3Xxs {
-    const KIND: BlockType = BlockType::IQ3XXS;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d (2 s + 1) / 4` times signed entries; four times seven signs and `s` per 32.
+    IQ3XXS { d: [u8; 2], indexes: [[u8; 2]; 32], signs: [[u8; 4]; 8] }
+    (self, out; d = self.d) {
         out.set_eights(|i| {
             let signs = u32::from_le_bytes(self.signs[i / 4]) >> (i % 4 * 7);
             let [low, high] = self.indexes[i].map(usize::from);
@@ -171,25 +114,16 @@ impl Block for Iq3Xxs {
     }
 }
 
-/// `d (2 s + 1)` times signed entries; the index has a high bit apart.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Iq3S {
-    d: [u8; 2],
-    indexes: [[u8; 2]; 32],
-    ninth: [u8; 8],
-    signs: [u8; 32],
-    scales: [u8; 4],
-}
-
-impl Block for Iq3S {
-    const KIND: BlockType = BlockType::IQ3S;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
+block! {
+    /// `d (2 s + 1)` times signed entries; the index has a high bit apart.
+    IQ3S {
+        d: [u8; 2],
+        indexes: [[u8; 2]; 32],
+        ninth: [u8; 8],
+        signs: [u8; 32],
+        scales: [u8; 4],
     }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+    (self, out; d = self.d) {
         out.set_eights(|i| {
             let ninth = usize::from(self.ninth[i / 4] >> (i % 4 * 2));
             let [low, high] = self.indexes[i].map(usize::from);
@@ -209,23 +143,10 @@ fn shifted(eight: u64, down: bool) -> u64 {
     (entry << 3) + splat(if down { IQ1_ZERO - 9 } else { IQ1_ZERO - 7 })
 }
 
-/// `d (2 s + 1)` times shifted entries; high bits of four indexes, `s` and the shift per 32.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Iq1S {
-    d: [u8; 2],
-    indexes: [[u8; 4]; 8],
-    high: [[u8; 2]; 8],
-}
-
-impl Block for Iq1S {
-    const KIND: BlockType = BlockType::IQ1S;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d (2 s + 1)` times shifted entries; high bits of four indexes, `s` and the shift per 32.
+    IQ1S { d: [u8; 2], indexes: [[u8; 4]; 8], high: [[u8; 2]; 8] }
+    (self, out; d = self.d) {
         out.set_eights(|i| {
             let bits = u16::from_le_bytes(self.high[i / 4]);
             let high = usize::from(bits >> (3 * (i % 4)) & 7);
@@ -238,25 +159,22 @@ impl Block for Iq1S {
     }
 }
 
-/// `d (2 s + 1)` times shifted entries; a high nibble per index has its high bits and the shift.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Iq1M {
-    indexes: [u8; 32],
-    high: [u8; 16],
-    /// Four scales of 3 bits each, and a part of `d`.
-    scales: [[u8; 2]; 4],
+/// `d` in the high four bits of the four words of scales.
+#[inline(always)]
+fn scattered(words: [[u8; 2]; 4]) -> [u8; 2] {
+    let [a, b, c, d] = words.map(|word| u16::from_le_bytes(word) >> 12);
+    (a | b << 4 | c << 8 | d << 12).to_le_bytes()
 }
 
-impl Block for Iq1M {
-    const KIND: BlockType = BlockType::IQ1M;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        let [a, b, c, d] = self.scales.map(|word| u16::from_le_bytes(word) >> 12);
-        [a | b << 4 | c << 8 | d << 12, 0]
+block! {
+    /// `d (2 s + 1)` times shifted entries; a high nibble per index has its high bits and the shift.
+    IQ1M {
+        indexes: [u8; 32],
+        high: [u8; 16],
+        /// Four scales of 3 bits each, and a part of `d`.
+        scales: [[u8; 2]; 4],
     }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+    (self, out; d = scattered(self.scales)) {
         out.set_eights(|i| {
             let bits = self.high[i / 2] >> (i % 2 * 4);
             let eight = entry(&EIGHTS_1, usize::from(self.indexes[i]) | usize::from(bits & 7) << 8);

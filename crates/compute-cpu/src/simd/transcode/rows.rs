@@ -97,31 +97,31 @@ pub(in crate::simd) unsafe fn transcode<S: Simd>(
     // SAFETY: as this function.
     unsafe {
         match rows.kind {
-            BlockType::Q4_0 => each::<S, small_blocks::Q4Zero>(rows, room),
-            BlockType::Q4_1 => each::<S, small_blocks::Q4One>(rows, room),
-            BlockType::Q5_0 => each::<S, small_blocks::Q5Zero>(rows, room),
-            BlockType::Q5_1 => each::<S, small_blocks::Q5One>(rows, room),
-            BlockType::Q8_0 => each::<S, small_blocks::Q8Zero>(rows, room),
-            BlockType::IQ4NL => each::<S, small_blocks::Iq4Nl>(rows, room),
-            BlockType::MXFP4 => each::<S, small_blocks::Mxfp4>(rows, room),
-            BlockType::NVFP4 => each::<S, small_blocks::Nvfp4>(rows, room),
-            BlockType::Q1_0 => each::<S, small_blocks::Q1Zero>(rows, room),
-            BlockType::Q2_0 => each::<S, small_blocks::Q2Zero>(rows, room),
+            BlockType::Q4_0 => each::<S, small_blocks::Q4_0>(rows, room),
+            BlockType::Q4_1 => each::<S, small_blocks::Q4_1>(rows, room),
+            BlockType::Q5_0 => each::<S, small_blocks::Q5_0>(rows, room),
+            BlockType::Q5_1 => each::<S, small_blocks::Q5_1>(rows, room),
+            BlockType::Q8_0 => each::<S, small_blocks::Q8_0>(rows, room),
+            BlockType::IQ4NL => each::<S, small_blocks::IQ4NL>(rows, room),
+            BlockType::MXFP4 => each::<S, small_blocks::MXFP4>(rows, room),
+            BlockType::NVFP4 => each::<S, small_blocks::NVFP4>(rows, room),
+            BlockType::Q1_0 => each::<S, small_blocks::Q1_0>(rows, room),
+            BlockType::Q2_0 => each::<S, small_blocks::Q2_0>(rows, room),
             BlockType::Q2K => each::<S, super_blocks::Q2K>(rows, room),
             BlockType::Q3K => each::<S, super_blocks::Q3K>(rows, room),
             BlockType::Q4K => each::<S, super_blocks::Q4K>(rows, room),
             BlockType::Q5K => each::<S, super_blocks::Q5K>(rows, room),
             BlockType::Q6K => each::<S, super_blocks::Q6K>(rows, room),
-            BlockType::IQ4XS => each::<S, super_blocks::Iq4Xs>(rows, room),
-            BlockType::TQ1_0 => each::<S, super_blocks::Tq1Zero>(rows, room),
-            BlockType::TQ2_0 => each::<S, super_blocks::Tq2Zero>(rows, room),
-            BlockType::IQ2XXS => each::<S, grid_blocks::Iq2Xxs>(rows, room),
-            BlockType::IQ2XS => each::<S, grid_blocks::Iq2Xs>(rows, room),
-            BlockType::IQ2S => each::<S, grid_blocks::Iq2S>(rows, room),
-            BlockType::IQ3XXS => each::<S, grid_blocks::Iq3Xxs>(rows, room),
-            BlockType::IQ3S => each::<S, grid_blocks::Iq3S>(rows, room),
-            BlockType::IQ1S => each::<S, grid_blocks::Iq1S>(rows, room),
-            BlockType::IQ1M => each::<S, grid_blocks::Iq1M>(rows, room),
+            BlockType::IQ4XS => each::<S, super_blocks::IQ4XS>(rows, room),
+            BlockType::TQ1_0 => each::<S, super_blocks::TQ1_0>(rows, room),
+            BlockType::TQ2_0 => each::<S, super_blocks::TQ2_0>(rows, room),
+            BlockType::IQ2XXS => each::<S, grid_blocks::IQ2XXS>(rows, room),
+            BlockType::IQ2XS => each::<S, grid_blocks::IQ2XS>(rows, room),
+            BlockType::IQ2S => each::<S, grid_blocks::IQ2S>(rows, room),
+            BlockType::IQ3XXS => each::<S, grid_blocks::IQ3XXS>(rows, room),
+            BlockType::IQ3S => each::<S, grid_blocks::IQ3S>(rows, room),
+            BlockType::IQ1S => each::<S, grid_blocks::IQ1S>(rows, room),
+            BlockType::IQ1M => each::<S, grid_blocks::IQ1M>(rows, room),
         }
     }
 }
@@ -179,7 +179,7 @@ unsafe fn chunk<S: Simd, B: Block>(
     let (weights, groups) = (B::KIND.block_weights(), B::KIND.block_weights() / B::KIND.group());
     let (mut d, mut m) = ([0; 8], [0; 8]);
     for i in 0..CHUNK / weights {
-        [d[i], m[i]] = blocks[i].halves();
+        [d[i], m[i]] = blocks[i].halves().map(u16::from_le_bytes);
     }
     // SAFETY: as this function.
     let (d, m) = unsafe { (S::widen_f16(d), S::widen_f16(m)) };

@@ -1,9 +1,6 @@
 //! Blocks of 256 weights in groups with integer scales, and ternary blocks.
 
-use bytemuck::{Pod, Zeroable};
-use moeflux_ops::BlockType;
-
-use super::block::{Block, BlockQuants, IQ4_QUANTS, IQ4_ZERO, fields, or, words};
+use super::block::{BlockQuants, IQ4_QUANTS, IQ4_ZERO, block, fields, or, words};
 
 /// 32 bytes.
 type Bytes32 = [[u8; 8]; 4];
@@ -72,100 +69,59 @@ fn bit(bytes: Bytes32, i: usize, to: u64) -> [u64; 4] {
     fields(words(bytes), i, 1).map(|bits| bits * to)
 }
 
-/// `d s q - m t`, 4 bits.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Q4K {
-    d: [u8; 2],
-    m: [u8; 2],
-    scales: [[u8; 4]; 3],
-    nibbles: [Bytes32; 4],
-}
-
-impl Block for Q4K {
-    const KIND: BlockType = BlockType::Q4K;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [self.d, self.m].map(u16::from_le_bytes)
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, m]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d s q - m t`, 4 bits.
+    Q4K { d: [u8; 2], m: [u8; 2], scales: [[u8; 4]; 3], nibbles: [Bytes32; 4] }
+    (self, out; d = self.d, m = self.m) {
         out.four_bits(self.nibbles, |_| [0; 4]);
         let [s, t] = scales_and_minima(self.scales);
         out.scale(scaled(d, s), scaled(-m, t));
     }
 }
 
-/// `d s q - m t`, 5 bits.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Q5K {
-    d: [u8; 2],
-    m: [u8; 2],
-    scales: [[u8; 4]; 3],
-    /// Bit `g` of byte `i`: the fifth bit of weight `i` of group `g`.
-    fifth: Bytes32,
-    nibbles: [Bytes32; 4],
-}
-
-impl Block for Q5K {
-    const KIND: BlockType = BlockType::Q5K;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [self.d, self.m].map(u16::from_le_bytes)
+block! {
+    /// `d s q - m t`, 5 bits.
+    Q5K {
+        d: [u8; 2],
+        m: [u8; 2],
+        scales: [[u8; 4]; 3],
+        /// Bit `g` of byte `i`: the fifth bit of weight `i` of group `g`.
+        fifth: Bytes32,
+        nibbles: [Bytes32; 4],
     }
-    #[inline(always)]
-    fn transcode(&self, [d, m]: [f32; 2], mut out: BlockQuants<'_>) {
+    (self, out; d = self.d, m = self.m) {
         out.four_bits(self.nibbles, |i| bit(self.fifth, i, 16));
         let [s, t] = scales_and_minima(self.scales);
         out.scale(scaled(d, s), scaled(-m, t));
     }
 }
 
-/// `d s q - m t`, 2 bits.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Q2K {
-    /// Scale in the low half, minimum in the high half.
-    scales: [u8; 16],
-    quants: [Bytes32; 2],
-    d: [u8; 2],
-    m: [u8; 2],
-}
-
-impl Block for Q2K {
-    const KIND: BlockType = BlockType::Q2K;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [self.d, self.m].map(u16::from_le_bytes)
+block! {
+    /// `d s q - m t`, 2 bits.
+    Q2K {
+        /// Scale in the low half, minimum in the high half.
+        scales: [u8; 16],
+        quants: [Bytes32; 2],
+        d: [u8; 2],
+        m: [u8; 2],
     }
-    #[inline(always)]
-    fn transcode(&self, [d, m]: [f32; 2], mut out: BlockQuants<'_>) {
+    (self, out; d = self.d, m = self.m) {
         out.two_bits(self.quants, |_| [0; 4]);
         let (s, t) = (self.scales.map(|s| s & 15), self.scales.map(|s| s >> 4));
         out.scale(scaled(d, s), scaled(-m, t));
     }
 }
 
-/// `d (s - 32) (q - 4)`
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Q3K {
-    /// Bit `4 h + p` of byte `i`: the third bit of weight `i` of pair `p` of half `h`.
-    third: Bytes32,
-    quants: [Bytes32; 2],
-    scales: [[u8; 4]; 3],
-    d: [u8; 2],
-}
-
-impl Block for Q3K {
-    const KIND: BlockType = BlockType::Q3K;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
+block! {
+    /// `d (s - 32) (q - 4)`
+    Q3K {
+        /// Bit `4 h + p` of byte `i`: the third bit of weight `i` of pair `p` of half `h`.
+        third: Bytes32,
+        quants: [Bytes32; 2],
+        scales: [[u8; 4]; 3],
+        d: [u8; 2],
     }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+    (self, out; d = self.d) {
         out.two_bits(self.quants, |i| bit(self.third, i, 4));
         let [a, b, c] = three(self.scales);
         let scales = [
@@ -178,24 +134,10 @@ impl Block for Q3K {
     }
 }
 
-/// `d s (q - 32)`
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Q6K {
-    nibbles: [[Bytes32; 2]; 2],
-    high: [Bytes32; 2],
-    scales: [i8; 16],
-    d: [u8; 2],
-}
-
-impl Block for Q6K {
-    const KIND: BlockType = BlockType::Q6K;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d s (q - 32)`
+    Q6K { nibbles: [[Bytes32; 2]; 2], high: [Bytes32; 2], scales: [i8; 16], d: [u8; 2] }
+    (self, out; d = self.d) {
         for (half, bytes) in self.nibbles.into_iter().enumerate() {
             let high = words(self.high[half]);
             for pair in 0..4 {
@@ -208,27 +150,17 @@ impl Block for Q6K {
     }
 }
 
-/// `d (s - 32) k[q]`
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Iq4Xs {
-    d: [u8; 2],
-    /// Two high bits of each scale.
-    high: [u8; 2],
-    /// Four low bits of each scale.
-    low: [u8; 4],
-    nibbles: [[[u8; 8]; 2]; 8],
-}
-
-impl Block for Iq4Xs {
-    const KIND: BlockType = BlockType::IQ4XS;
-    const TABLE: Option<[u8; 16]> = Some(IQ4_QUANTS);
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
+block! {
+    /// `d (s - 32) k[q]`
+    IQ4XS, codes IQ4_QUANTS {
+        d: [u8; 2],
+        /// Two high bits of each scale.
+        high: [u8; 2],
+        /// Four low bits of each scale.
+        low: [u8; 4],
+        nibbles: [[[u8; 8]; 2]; 8],
     }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+    (self, out; d = self.d) {
         for (i, bytes) in self.nibbles.into_iter().enumerate() {
             out.set(4 * i, fields(words(bytes), 0, 15));
             out.set(4 * i + 2, fields(words(bytes), 4, 15));
@@ -243,15 +175,6 @@ impl Block for Iq4Xs {
     }
 }
 
-/// `d (q - 1)`, five ternary digits per byte.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Tq1Zero {
-    fives: [[u8; 8]; 6],
-    fours: [u8; 4],
-    d: [u8; 2],
-}
-
 /// Ternary digit `i` of each byte.
 #[inline(always)]
 fn ternary<const N: usize>(words: [u64; N], i: u32) -> [u64; N] {
@@ -262,14 +185,10 @@ fn ternary<const N: usize>(words: [u64; N], i: u32) -> [u64; N] {
     words.map(|word| digit(word & LOW) | digit(word >> 8 & LOW) << 8)
 }
 
-impl Block for Tq1Zero {
-    const KIND: BlockType = BlockType::TQ1_0;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d (q - 1)`, five ternary digits per byte.
+    TQ1_0 { fives: [[u8; 8]; 6], fours: [u8; 4], d: [u8; 2] }
+    (self, out; d = self.d) {
         let [first @ .., e, f] = words(self.fives);
         let last = [u64::from(u32::from_le_bytes(self.fours))];
         for i in 0..5 {
@@ -282,22 +201,10 @@ impl Block for Tq1Zero {
     }
 }
 
-/// `d (q - 1)`, 2 bits.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Tq2Zero {
-    quants: [Bytes32; 2],
-    d: [u8; 2],
-}
-
-impl Block for Tq2Zero {
-    const KIND: BlockType = BlockType::TQ2_0;
-    #[inline(always)]
-    fn halves(&self) -> [u16; 2] {
-        [u16::from_le_bytes(self.d), 0]
-    }
-    #[inline(always)]
-    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+block! {
+    /// `d (q - 1)`, 2 bits.
+    TQ2_0 { quants: [Bytes32; 2], d: [u8; 2] }
+    (self, out; d = self.d) {
         out.two_bits(self.quants, |_| [0; 4]);
         out.scale_around(1, [d; 8]);
     }
