@@ -1,11 +1,11 @@
 //! Rows of answers and of prompts: the bits of each depend on no other row of a product.
 
 use moeflux_compute::{
-    Activation, Affine, BlockType, ExpertShape, ExpertUses, Format, MatrixShape, Op, Scalar, View,
+    Affine, BlockType, ExpertShape, ExpertUses, Format, MatrixShape, Op, Scalar,
 };
 
 use crate::{
-    experts::{fill, uses},
+    experts::{Experts, uses},
     harness::{DevicePair, Random, bits},
 };
 
@@ -80,10 +80,11 @@ fn rows_of_experts_have_the_bits_of_their_kind() {
         for format in formats() {
             let matrix = MatrixShape { rows: 256, cols: 256, format };
             let shape = ExpertShape::new(matrix, matrix, matrix);
-            let bank = fill(pair, &mut random, &shape, 4);
+            let experts = Experts::new(shape, 4);
+            let bank = experts.fill(pair, &mut random, 4);
             let all = uses(&mut random, bank, ROWS, K, 4);
             let x = pair.random(&mut random, ROWS, 256);
-            let (inner, out) = (pair.nan_filled(ROWS * K, 256), pair.nan_filled(ROWS * K, 256));
+            let [inner, out] = experts.outputs(pair, ROWS * K);
             assert_independent(&format.to_string(), |[first, rows, answers]| {
                 let rows = first..first + rows;
                 let mut uses = all.clone();
@@ -92,17 +93,9 @@ fn rows_of_experts_have_the_bits_of_their_kind() {
                     of_expert.row -= first;
                     of_expert.out_row -= first * K;
                 }
-                let out: View = out.slice(first * K, rows.len() * K);
-                pair.run(&Op::Experts {
-                    x: x.slice(first, rows.len()),
-                    shape: &shape,
-                    activation: Activation::SwiGlu,
-                    experts: 4,
-                    answers,
-                    uses: ExpertUses::Listed(&uses),
-                    inner,
-                    out,
-                });
+                let out = out.slice(first * K, rows.len() * K);
+                let (x, uses) = (x.slice(first, rows.len()), ExpertUses::Listed(&uses));
+                pair.run(&experts.op(x, answers, uses, [inner, out]));
                 pair.read(out).chunks(K * 256).map(bits).collect()
             });
         }

@@ -1,8 +1,11 @@
 //! Attention with a full KV cache, and Rope.
 
-use moeflux_compute::{Isa, Op, RopePairs, RopePositions, Span, State, StateShape, View};
+use moeflux_compute::{Isa, Op, RopePairs, RopePositions, Span, StateShape, View};
 
-use crate::harness::{DevicePair, Random, bits, device, read};
+use crate::{
+    harness::{DevicePair, Random, bits, device, read},
+    ops::Attention,
+};
 
 /// Query heads, KV heads, key width, value width.
 const SHAPES: [(usize, usize, usize, usize); 6] = [
@@ -17,61 +20,24 @@ const SHAPES: [(usize, usize, usize, usize); 6] = [
 /// Values narrower than keys, as in MiMo-V2-Flash.
 const NARROW_VALUES: (usize, usize, usize, usize) = (8, 2, 192, 128);
 
-struct Case {
-    q: View,
-    k: View,
-    v: View,
-    gate: Option<View>,
-    out: View,
-}
-
-impl Case {
-    /// Queries and gates are interleaved per head, as in the projection of Qwen3.5.
-    fn new(
-        pair: &mut DevicePair,
-        random: &mut Random,
-        rows: usize,
-        shape: (usize, usize, usize, usize),
-        gated: bool,
-    ) -> Self {
-        let (heads, kv_heads, key, value) = shape;
-        let gated = gated && key == value;
-        let qg_width = if gated { 2 * key } else { key };
-        let qg = pair.random(random, rows, heads * qg_width);
-        let q = View { heads, width: key, head_stride: qg_width, ..qg };
-        Self {
-            q,
-            k: pair.f16_values(random, rows, kv_heads * key).split(kv_heads),
-            v: pair.f16_values(random, rows, kv_heads * value).split(kv_heads),
-            gate: gated.then_some(View { offset: key, ..q }),
-            out: pair.nan_filled(rows, heads * value).split(heads),
-        }
-    }
-
-    fn run(&self, pair: &mut DevicePair, first: usize, spans: &[Span]) {
-        let rows = spans.iter().map(|s| s.rows).sum();
-        let slice = |view: View| view.slice(first, rows);
-        pair.run(&Op::Attention {
-            q: slice(self.q),
-            k: slice(self.k),
-            v: Some(slice(self.v)),
-            gate: self.gate.map(slice),
-            scale: 3.0 / (self.q.width as f32).sqrt(),
-            window: None,
-            sinks: None,
-            positions: None,
-            spans,
-            out: slice(self.out),
-        });
-    }
-}
-
-fn state(
+/// Queries and gates are interleaved per head, as in the projection of Qwen3.5.
+fn case(
     pair: &mut DevicePair,
-    (_, kv_heads, key_width, value_width): (usize, usize, usize, usize),
-    n: usize,
-) -> State {
-    pair.state(StateShape::KeyValue { kv_heads, key_width, value_width, positions: n })
+    random: &mut Random,
+    rows: usize,
+    shape: (usize, usize, usize, usize),
+    gated: bool,
+) -> Attention {
+    let (heads, kv_heads, key, value) = shape;
+    let gated = gated && key == value;
+    let qg_width = if gated { 2 * key } else { key };
+    let qg = pair.random(random, rows, heads * qg_width);
+    let q = View { heads, width: key, head_stride: qg_width, ..qg };
+    let k = pair.f16_values(random, rows, kv_heads * key).split(kv_heads);
+    let v = pair.f16_values(random, rows, kv_heads * value).split(kv_heads);
+    let out = pair.nan_filled(rows, heads * value).split(heads);
+    let gate = gated.then_some(View { offset: key, ..q });
+    Attention { gate, ..Attention::new([q, k, out], Some(v), 3.0 / (key as f32).sqrt()) }
 }
 
 #[test]
@@ -80,8 +46,8 @@ fn prefill_in_one_chunk() {
     DevicePair::for_each(|pair, _| {
         for shape in SHAPES {
             for (rows, gated) in [(1, false), (3, true), (11, true)] {
-                let case = Case::new(pair, &mut random, rows, shape, gated);
-                let state = state(pair, shape, rows);
+                let case = case(pair, &mut random, rows, shape, gated);
+                let state = pair.state(case.state(rows));
                 case.run(pair, 0, &[Span::new(state, 0, rows)]);
                 pair.agree(&format!("{shape:?}, {rows} rows"), case.out, 1e-5);
             }
@@ -93,9 +59,8 @@ fn prefill_in_one_chunk() {
 fn more_positions_than_a_kv_block() {
     let mut random = Random::new(12);
     DevicePair::for_each_exact(|pair| {
-        let shape = (4, 2, 24, 20);
-        let state = state(pair, shape, 600);
-        let case = Case::new(pair, &mut random, 600, shape, false);
+        let case = case(pair, &mut random, 600, (4, 2, 24, 20), false);
+        let state = pair.state(case.state(600));
         case.run(pair, 0, &[Span::new(state, 0, 600)]);
         pair.agree("600 rows", case.out, 1e-5);
         // Rows at KV block boundaries have the same bits when they run again in other chunks.
@@ -117,8 +82,8 @@ fn many_rows_with_head_widths_of_whole_tiles() {
             ((3, 1, 64, 16), false),
             (NARROW_VALUES, false),
         ] {
-            let case = Case::new(pair, &mut random, 90, shape, gated);
-            let state = state(pair, shape, 90);
+            let case = case(pair, &mut random, 90, shape, gated);
+            let state = pair.state(case.state(90));
             case.run(pair, 0, &[Span::new(state, 0, 40)]);
             case.run(pair, 40, &[Span::new(state, 40, 50)]);
             pair.agree(&format!("{shape:?}"), case.out, pair.attention_tolerance(50));
@@ -131,8 +96,8 @@ fn decode_gives_the_same_bits_as_prefill() {
     let mut random = Random::new(13);
     DevicePair::for_each(|pair, _| {
         for shape in [(6, 3, 32, 32), NARROW_VALUES] {
-            let case = Case::new(pair, &mut random, 9, shape, true);
-            let (one, other) = (state(pair, shape, 9), state(pair, shape, 12));
+            let case = case(pair, &mut random, 9, shape, true);
+            let (one, other) = (pair.state(case.state(9)), pair.state(case.state(12)));
             case.run(pair, 0, &[Span::new(one, 0, 9)]);
             let at_once = bits(&pair.read(case.out));
             case.run(pair, 0, &[Span::new(other, 0, 4)]);
@@ -149,9 +114,8 @@ fn decode_gives_the_same_bits_as_prefill() {
 fn several_sequences_in_one_op() {
     let mut random = Random::new(14);
     DevicePair::for_each(|pair, _| {
-        let shape = (4, 2, 16, 16);
-        let case = Case::new(pair, &mut random, 8, shape, false);
-        let (one, other) = (state(pair, shape, 8), state(pair, shape, 8));
+        let case = case(pair, &mut random, 8, (4, 2, 16, 16), false);
+        let [one, other] = [0; 2].map(|_| pair.state(case.state(8)));
         case.run(pair, 0, &[Span::new(one, 0, 2), Span::new(other, 0, 3)]);
         let spans = [Span::new(other, 3, 1), Span::new(other, 4, 0), Span::new(one, 1, 2)];
         case.run(pair, 5, &spans[..1]);
@@ -169,11 +133,11 @@ fn batched_decode_gives_the_same_bits_as_single_decode() {
         // Two short prefixes, many of mixed lengths, and one much longer than the others.
         for lens in [&[3, 3][..], &[1, 2, 40, 255, 256, 300, 120, 64, 33], &[5, 7, 900]] {
             let (before, n) = (lens.iter().sum::<usize>(), lens.len());
-            let case = Case::new(pair, &mut random, before + n, shape, true);
+            let case = case(pair, &mut random, before + n, shape, true);
             let mut first = 0;
             let mut spans = Vec::new();
             for &len in lens {
-                let state = state(pair, shape, len + 1);
+                let state = pair.state(case.state(len + 1));
                 case.run(pair, first, &[Span::new(state, 0, len)]);
                 spans.push(Span::new(state, len, 1));
                 first += len;
@@ -193,9 +157,8 @@ fn batched_decode_gives_the_same_bits_as_single_decode() {
 fn large_scores_do_not_overflow() {
     let mut random = Random::new(15);
     DevicePair::for_each(|pair, _| {
-        let shape = (2, 1, 16, 16);
-        let state = state(pair, shape, 300);
-        let case = Case::new(pair, &mut random, 300, shape, false);
+        let case = case(pair, &mut random, 300, (2, 1, 16, 16), false);
+        let state = pair.state(case.state(300));
         // Values that f16 represents exactly.
         let large = |x: &f32| half::f16::from_f32(x * 300.0).to_f32();
         let values: Vec<f32> = random.values(300 * 32).iter().map(large).collect();
@@ -220,23 +183,9 @@ fn results_do_not_depend_on_threads() {
                 View::rows(buffer, 40, heads * 24).split(heads)
             };
             let (q, k, v, out) = (view(8), view(2), view(2), view(8));
-            let shape =
-                StateShape::KeyValue { kv_heads: 2, key_width: 24, value_width: 24, positions: 40 };
-            let state = device.state(shape).unwrap();
-            let spans = [Span::new(state, 0, 40)];
-            let op = Op::Attention {
-                q,
-                k,
-                v: Some(v),
-                gate: None,
-                scale: 0.3,
-                window: None,
-                sinks: None,
-                positions: None,
-                spans: &spans,
-                out,
-            };
-            device.run(&op).unwrap();
+            let attention = Attention::new([q, k, out], Some(v), 0.3);
+            let state = device.state(attention.state(40)).unwrap();
+            device.run(&attention.op(&[Span::new(state, 0, 40)])).unwrap();
             bits(&read(&mut *device, out))
         })
         .collect();

@@ -1,8 +1,11 @@
 //! Attention with sliding windows, sinks and listed positions, and absorbed latent attention (MLA).
 
-use moeflux_compute::{Buffer, IndexList, Isa, KV_BLOCK, Op, Span, State, StateShape, View};
+use moeflux_compute::{IndexList, Isa, KV_BLOCK, Op, Span, State, View};
 
-use crate::harness::{DevicePair, Random, bits, close, device, row_chunks};
+use crate::{
+    harness::{DevicePair, Random, bits, close, device, read, row_chunks},
+    ops::{Attention, cache_of_keys},
+};
 
 /// Head counts and widths.
 #[derive(Clone, Copy, Debug)]
@@ -23,80 +26,65 @@ const fn latent(heads: usize, key: usize, value: usize) -> Shape {
     Shape { heads, kv_heads: 1, key, value, latent: true }
 }
 
-#[derive(Clone, Copy)]
-struct Case {
-    shape: Shape,
-    q: View,
-    k: View,
-    v: Option<View>,
-    gate: Option<View>,
-    window: Option<usize>,
-    sinks: Option<Buffer>,
-    positions: Option<View>,
-    out: View,
-}
-
-impl Case {
-    fn new(pair: &mut DevicePair, random: &mut Random, rows: usize, shape: Shape) -> Self {
-        let Shape { heads, kv_heads, key, value, latent } = shape;
-        Self {
-            shape,
-            q: pair.random(random, rows, heads * key).split(heads),
-            k: pair.f16_values(random, rows, kv_heads * key).split(kv_heads),
-            v: (!latent).then(|| pair.f16_values(random, rows, kv_heads * value).split(kv_heads)),
-            gate: None,
-            window: None,
-            sinks: None,
-            positions: None,
-            out: pair.nan_filled(rows, heads * value).split(heads),
-        }
+impl Shape {
+    fn case(self, pair: &mut DevicePair, random: &mut Random, rows: usize) -> Attention {
+        let Shape { heads, kv_heads, key, value, latent } = self;
+        let q = pair.random(random, rows, heads * key).split(heads);
+        let k = pair.f16_values(random, rows, kv_heads * key).split(kv_heads);
+        let v = (!latent).then(|| pair.f16_values(random, rows, kv_heads * value).split(kv_heads));
+        let out = pair.nan_filled(rows, heads * value).split(heads);
+        Attention::new([q, k, out], v, 3.0 / (key as f32).sqrt())
     }
 
-    fn with_sinks(self, pair: &mut DevicePair, random: &mut Random) -> Self {
-        let sinks: Vec<f32> = random.values(self.shape.heads).iter().map(|x| x * 4.0).collect();
-        Self { sinks: Some(pair.buffer(&sinks)), ..self }
+    fn case_with_sinks(self, pair: &mut DevicePair, random: &mut Random, rows: usize) -> Attention {
+        let case = self.case(pair, random, rows);
+        let sinks: Vec<f32> = random.values(self.heads).iter().map(|x| x * 4.0).collect();
+        Attention { sinks: Some(pair.buffer(&sinks)), ..case }
     }
 
-    fn state(&self, pair: &mut DevicePair, positions: usize) -> State {
-        let Shape { kv_heads, key, value, latent, .. } = self.shape;
-        let value_width = if latent { 0 } else { value };
-        pair.state(StateShape::KeyValue { kv_heads, key_width: key, value_width, positions })
-    }
-
-    fn run(&self, pair: &mut DevicePair, first: usize, spans: &[Span]) {
-        let rows = spans.iter().map(|s| s.rows).sum();
-        let slice = |view: View| view.slice(first, rows);
-        pair.run(&Op::Attention {
-            q: slice(self.q),
-            k: slice(self.k),
-            v: self.v.map(slice),
-            gate: self.gate.map(slice),
-            scale: 3.0 / (self.q.width as f32).sqrt(),
-            window: self.window,
-            sinks: self.sinks,
-            positions: self.positions.map(slice),
-            spans,
-            out: slice(self.out),
-        });
+    fn case_with_sinks_and_gate(
+        self,
+        pair: &mut DevicePair,
+        random: &mut Random,
+        rows: usize,
+    ) -> Attention {
+        let case = self.case_with_sinks(pair, random, rows);
+        let gate = pair.random(random, rows, self.heads * self.value).split(self.heads);
+        Attention { gate: Some(gate), ..case }
     }
 
     /// Runs all rows from position `start` on in chunks of the given sizes, repeated as needed.
     /// Returns the output's bit patterns.
     fn in_chunks(
-        &self,
+        self,
         pair: &mut DevicePair,
+        case: &Attention,
         state: State,
         start: usize,
-        chunks: &[usize],
+        sizes: &[usize],
     ) -> Vec<u32> {
-        for rows in row_chunks(self.q.rows, chunks) {
-            let span = Span::new(state, start + rows.start, rows.len());
-            self.run(pair, rows.start, &[span]);
+        for rows in row_chunks(case.q.rows, sizes) {
+            case.run(pair, rows.start, &[Span::new(state, start + rows.start, rows.len())]);
         }
-        let tolerance =
-            pair.attention_tolerance(chunks.iter().copied().max().unwrap_or(0).min(self.q.rows));
-        pair.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, tolerance);
-        bits(&pair.read(self.out))
+        let largest = sizes.iter().copied().max().unwrap_or(0).min(case.q.rows);
+        let tolerance = pair.attention_tolerance(largest);
+        pair.agree(&format!("{self:?}, chunks of {sizes:?}"), case.out, tolerance);
+        bits(&pair.read(case.out))
+    }
+
+    /// Whether chunks, with a state for some number of positions, give the bits of all rows at
+    /// once.
+    fn is_same_in_chunks(
+        self,
+        pair: &mut DevicePair,
+        case: &Attention,
+        positions: usize,
+        sizes: &[usize],
+    ) -> bool {
+        let rows = case.q.rows;
+        let [one, other] = [rows, positions].map(|positions| pair.state(case.state(positions)));
+        let at_once = self.in_chunks(pair, case, one, 0, &[rows]);
+        self.in_chunks(pair, case, other, 0, sizes) == at_once
     }
 }
 
@@ -111,14 +99,13 @@ fn latent_attention_of_any_number_of_heads() {
             latent(16, 40, 33),
             latent(128, 48, 32),
         ] {
-            let case = Case::new(pair, &mut random, 9, shape);
-            let (one, other) = (case.state(pair, 9), case.state(pair, 300));
-            let at_once = case.in_chunks(pair, one, 0, &[9]);
-            assert!(case.in_chunks(pair, other, 0, &[4, 1]) == at_once, "{shape:?}");
+            let case = shape.case(pair, &mut random, 9);
+            assert!(shape.is_same_in_chunks(pair, &case, 300, &[4, 1]), "{shape:?}");
         }
-        let published = Case::new(pair, &mut random, 2, latent(128, 576, 512));
-        let state = published.state(pair, 2);
-        published.in_chunks(pair, state, 0, &[2]);
+        let published = latent(128, 576, 512);
+        let case = published.case(pair, &mut random, 2);
+        let state = pair.state(case.state(2));
+        published.in_chunks(pair, &case, state, 0, &[2]);
     });
 }
 
@@ -132,23 +119,19 @@ fn attention_sinks_take_weight() {
             grouped(4, 1, 192, 128),
             latent(6, 24, 16),
         ] {
-            let case = Case::new(pair, &mut random, 11, shape).with_sinks(pair, &mut random);
-            let gate =
-                Some(pair.random(&mut random, 11, shape.heads * shape.value).split(shape.heads));
-            let case = Case { gate, ..case };
-            let (one, other) = (case.state(pair, 11), case.state(pair, 11));
-            let at_once = case.in_chunks(pair, one, 0, &[11]);
-            assert!(case.in_chunks(pair, other, 0, &[1, 3]) == at_once, "{shape:?}");
+            let case = shape.case_with_sinks_and_gate(pair, &mut random, 11);
+            assert!(shape.is_same_in_chunks(pair, &case, 11, &[1, 3]), "{shape:?}");
         }
         // A sink far above all scores takes all weight, a sink of minus infinity none.
-        let case = Case::new(pair, &mut random, 3, grouped(2, 1, 8, 8));
-        let case = Case { sinks: Some(pair.buffer(&[500.0, f32::NEG_INFINITY])), ..case };
-        let state = case.state(pair, 3);
-        case.in_chunks(pair, state, 0, &[3]);
+        let shape = grouped(2, 1, 8, 8);
+        let case = shape.case(pair, &mut random, 3);
+        let case = Attention { sinks: Some(pair.buffer(&[500.0, f32::NEG_INFINITY])), ..case };
+        let state = pair.state(case.state(3));
+        shape.in_chunks(pair, &case, state, 0, &[3]);
         assert!(pair.read(case.out.head(0)).iter().all(|x| x.abs() < 1e-30));
         let with = pair.read(case.out.head(1));
-        let case = Case { sinks: None, ..case };
-        case.in_chunks(pair, state, 0, &[3]);
+        let case = Attention { sinks: None, ..case };
+        shape.in_chunks(pair, &case, state, 0, &[3]);
         assert!(pair.read(case.out.head(1)) == with);
     });
 }
@@ -168,12 +151,10 @@ fn sliding_windows_of_any_length() {
             (latent(64, 512, 512), 9),
             (grouped(2, 2, 16, 16), usize::MAX),
         ] {
-            let case = Case::new(pair, &mut random, 19, shape);
-            let case = Case { window: Some(window), ..case }.with_sinks(pair, &mut random);
-            let (one, other) = (case.state(pair, 19), case.state(pair, 19));
-            let at_once = case.in_chunks(pair, one, 0, &[19]);
-            let apart = case.in_chunks(pair, other, 0, &[5, 1, 2]);
-            assert!(apart == at_once || pair.is_fast_gpu(), "{shape:?}, {window}");
+            let case = shape.case_with_sinks(pair, &mut random, 19);
+            let case = Attention { window: Some(window), ..case };
+            let is_same = shape.is_same_in_chunks(pair, &case, 19, &[5, 1, 2]);
+            assert!(is_same || pair.is_fast_gpu(), "{shape:?}, {window}");
         }
     });
 }
@@ -181,6 +162,7 @@ fn sliding_windows_of_any_length() {
 #[test]
 fn ring_buffer_that_wraps_several_times() {
     let mut random = Random::new(74);
+    let shape = grouped(2, 1, 8, 5);
     DevicePair::for_each_exact(|pair| {
         for (window, ring, chunks) in [
             // The ring holds exactly the window and the rows of one step.
@@ -190,20 +172,16 @@ fn ring_buffer_that_wraps_several_times() {
             (KV_BLOCK + 100, 2 * KV_BLOCK, &[156, 1]),
             (1, KV_BLOCK, &[255, 1]),
         ] {
-            let case = Case::new(pair, &mut random, 700, grouped(2, 1, 8, 5));
-            let case = Case { window: Some(window), ..case };
-            let (all, wraps) = (case.state(pair, 700), case.state(pair, ring));
-            let at_once = case.in_chunks(pair, all, 0, &[700]);
-            let got = case.in_chunks(pair, wraps, 0, chunks);
-            assert!(got == at_once, "window {window}, ring of {ring}, {chunks:?}");
+            let case = Attention { window: Some(window), ..shape.case(pair, &mut random, 700) };
+            let is_same = shape.is_same_in_chunks(pair, &case, ring, chunks);
+            assert!(is_same, "window {window}, ring of {ring}, {chunks:?}");
         }
         // At a far position, the entries of an earlier window are out of sight.
-        let case = Case::new(pair, &mut random, 300, grouped(2, 1, 8, 5));
-        let case = Case { window: Some(50), ..case };
-        let state = case.state(pair, KV_BLOCK);
-        let first = case.in_chunks(pair, state, 0, &[100]);
+        let case = Attention { window: Some(50), ..shape.case(pair, &mut random, 300) };
+        let state = pair.state(case.state(KV_BLOCK));
+        let first = shape.in_chunks(pair, &case, state, 0, &[100]);
         assert!(first.len() == 300 * 10);
-        case.in_chunks(pair, state, 1_000_000 * KV_BLOCK + 300, &[100, 6]);
+        shape.in_chunks(pair, &case, state, 1_000_000 * KV_BLOCK + 300, &[100, 6]);
     });
 }
 
@@ -230,14 +208,10 @@ fn sparse_positions() {
             (latent(20, 40, 33), 4),
             (latent(3, 24, 16), 40),
         ] {
-            let case = Case::new(pair, &mut random, 13, shape).with_sinks(pair, &mut random);
-            let case = Case {
-                positions: Some(pair.dense(13, &position_lists(&mut random, 0, 13, n))),
-                ..case
-            };
-            let (one, other) = (case.state(pair, 13), case.state(pair, 20));
-            let at_once = case.in_chunks(pair, one, 0, &[13]);
-            assert!(case.in_chunks(pair, other, 0, &[1, 4]) == at_once, "{shape:?}, {n}");
+            let case = shape.case_with_sinks(pair, &mut random, 13);
+            let positions = Some(pair.dense(13, &position_lists(&mut random, 0, 13, n)));
+            let case = Attention { positions, ..case };
+            assert!(shape.is_same_in_chunks(pair, &case, 20, &[1, 4]), "{shape:?}, {n}");
         }
     });
 }
@@ -251,7 +225,7 @@ fn sparse_positions_for_each_kv_head() {
             (31, grouped(9, 3, 40, 24), 8),
             (620, grouped(2, 2, 8, 8), 300),
         ] {
-            let case = Case::new(pair, &mut random, rows, shape);
+            let case = shape.case(pair, &mut random, rows);
             // As many positions in all lists of a row.
             let list = |position: usize, head: usize| {
                 let count = n.min(1 + position / 2);
@@ -261,11 +235,9 @@ fn sparse_positions_for_each_kv_head() {
             let heads = (0..rows).flat_map(|p| (0..shape.kv_heads).map(move |h| (p, h)));
             let lists: Vec<f32> = heads.flat_map(|(position, head)| list(position, head)).collect();
             let lists = pair.dense(rows, &lists).split(shape.kv_heads);
-            let case = Case { positions: Some(lists), ..case };
-            let (one, other) = (case.state(pair, rows), case.state(pair, rows + 7));
-            let at_once = case.in_chunks(pair, one, 0, &[rows]);
-            let apart = case.in_chunks(pair, other, 0, &[1, 2, 3, 8, 17]);
-            assert!(apart == at_once, "{shape:?}, {n}");
+            let case = Attention { positions: Some(lists), ..case };
+            let is_same = shape.is_same_in_chunks(pair, &case, rows + 7, &[1, 2, 3, 8, 17]);
+            assert!(is_same, "{shape:?}, {n}");
         }
     });
 }
@@ -274,20 +246,21 @@ fn sparse_positions_for_each_kv_head() {
 fn more_sparse_positions_than_a_kv_block() {
     let mut random = Random::new(76);
     DevicePair::for_each_exact(|pair| {
-        let case = Case::new(pair, &mut random, 600, latent(3, 12, 8));
+        let shape = latent(3, 12, 8);
+        let case = shape.case(pair, &mut random, 600);
         let names: Vec<f32> = position_lists(&mut random, 0, 600, 300);
-        let case = Case { positions: Some(pair.dense(600, &names)), ..case };
-        let (one, other) = (case.state(pair, 600), case.state(pair, 600));
-        let at_once = case.in_chunks(pair, one, 0, &[600]);
-        assert!(case.in_chunks(pair, other, 0, &[255, 1, 30]) == at_once);
+        let case = Attention { positions: Some(pair.dense(600, &names)), ..case };
+        let [one, other] = [0; 2].map(|_| pair.state(case.state(600)));
+        let at_once = shape.in_chunks(pair, &case, one, 0, &[600]);
+        assert!(shape.in_chunks(pair, &case, other, 0, &[255, 1, 30]) == at_once);
         // A list of all positions gives the same bits as no list.
         let all: Vec<f32> = (0..600)
             .flat_map(|p| (0..600).map(move |t| if t > p { -1.0 } else { t as f32 }))
             .collect();
-        let case = Case { positions: Some(pair.dense(600, &all)), ..case };
-        let listed = case.in_chunks(pair, one, 0, &[600]);
-        let case = Case { positions: None, ..case };
-        assert!(case.in_chunks(pair, other, 0, &[600]) == listed);
+        let case = Attention { positions: Some(pair.dense(600, &all)), ..case };
+        let listed = shape.in_chunks(pair, &case, one, 0, &[600]);
+        let case = Attention { positions: None, ..case };
+        assert!(shape.in_chunks(pair, &case, other, 0, &[600]) == listed);
     });
 }
 
@@ -314,14 +287,9 @@ impl RingAndEntries {
     fn sequence(&self, pair: &mut DevicePair, random: &mut Random, len: usize) -> RingSequence {
         let &Self { width, ring, ratio, .. } = self;
         let positions = ring + len / ratio;
-        let shape =
-            StateShape::KeyValue { kv_heads: 1, key_width: width, value_width: 0, positions };
-        let state = pair.state(shape);
-        let mut values = |rows: usize| -> Vec<f32> {
-            let values = random.values(rows * width);
-            values.into_iter().map(|x| half::f16::from_f32(x).to_f32()).collect()
-        };
-        RingSequence { state, position: 0, keys: values(len), entries: values(len / ratio) }
+        let state = pair.state(cache_of_keys(width, positions));
+        let [keys, entries] = [len, len / ratio].map(|rows| random.f16_values(rows * width));
+        RingSequence { state, position: 0, keys, entries }
     }
 
     /// Output of a head of a row at `position`.
@@ -387,18 +355,9 @@ impl RingAndEntries {
         let out = pair.nan_filled(all, heads * width).split(heads);
         let k = pair.dense(all, &keys);
         let sinks = Some(pair.buffer(&sink_values));
-        pair.run(&Op::Attention {
-            q,
-            k,
-            v: None,
-            gate: None,
-            scale: self.scale(),
-            window: None,
-            sinks,
-            positions: Some(list),
-            spans: &spans,
-            out,
-        });
+        let all_positions = Attention::new([q, k, out], None, self.scale());
+        let attention = Attention { sinks, positions: Some(list), ..all_positions };
+        pair.run(&attention.op(&spans));
         let what = format!("{rows:?} rows at {positions:?}");
         pair.agree(&what, out, 1e-5);
         let queries = pair.read(q);
@@ -441,10 +400,10 @@ fn lists_of_a_ring_and_of_entries_after_it() {
 fn invalid_position_lists_do_not_panic() {
     let mut random = Random::new(77);
     DevicePair::for_each(|pair, _| {
-        let case = Case::new(pair, &mut random, 5, grouped(2, 1, 8, 8));
-        let state = case.state(pair, 5);
+        let case = grouped(2, 1, 8, 8).case(pair, &mut random, 5);
+        let state = pair.state(case.state(5));
         let wild = [f32::NAN, -1.0, 1e30, f32::INFINITY, 0.5, 7.0, -0.0, 3.0, -1.0, -1.0];
-        let case = Case { positions: Some(pair.dense(5, &wild)), ..case };
+        let case = Attention { positions: Some(pair.dense(5, &wild)), ..case };
         case.run(pair, 0, &[Span::new(state, 0, 5)]);
         // A row with an empty list has a zero output.
         assert!(pair.read(case.out.slice(4, 1)).iter().all(|x| *x == 0.0));
@@ -464,18 +423,17 @@ fn results_do_not_depend_on_threads_or_batching() {
             (grouped(8, 2, 16, 16), 1),
             (grouped(5, 5, 16, 16), 0),
         ] {
-            let case =
-                Case::new(&mut pair, &mut random, 12, shape).with_sinks(&mut pair, &mut random);
+            let case = shape.case_with_sinks(&mut pair, &mut random, 12);
             let case = match kind {
                 0 => case,
-                1 => Case { window: Some(5), ..case },
+                1 => Attention { window: Some(5), ..case },
                 _ => {
                     let mut names = position_lists(&mut random, 0, 7, 4);
                     names.extend(position_lists(&mut random, 0, 5, 4));
-                    Case { positions: Some(pair.dense(12, &names)), ..case }
+                    Attention { positions: Some(pair.dense(12, &names)), ..case }
                 }
             };
-            let (one, other) = (case.state(&mut pair, 12), case.state(&mut pair, 12));
+            let [one, other] = [0; 2].map(|_| pair.state(case.state(12)));
             let spans = [Span::new(one, 0, 7), Span::new(other, 0, 5)];
             case.run(&mut pair, 0, &spans);
             pair.agree(&format!("{shape:?}"), case.out, 1e-5);
@@ -507,7 +465,7 @@ fn sequences_of_a_step_have_the_bits_of_each_alone() {
             (grouped(8, 2, 32, 16), Some(30), None),
             (grouped(6, 1, 16, 20), None, Some(20)),
         ] {
-            let case = Case::new(pair, &mut random, rows, shape).with_sinks(pair, &mut random);
+            let case = shape.case_with_sinks(pair, &mut random, rows);
             let lists: Option<Vec<f32>> = n.map(|n| {
                 let all = |[before, now]: [usize; 2]| [(0, before), (before, now)];
                 let lens = LENS.iter().copied().map(all);
@@ -517,10 +475,10 @@ fn sequences_of_a_step_have_the_bits_of_each_alone() {
                 parts.flat_map(|(at, rows)| position_lists(&mut random, at, rows, n)).collect()
             });
             let positions = lists.map(|lists| pair.dense(rows, &lists));
-            let case = Case { window, positions, ..case };
+            let case = Attention { window, positions, ..case };
             let (mut first, mut spans) = (0, Vec::new());
             for [before, now] in LENS {
-                let state = case.state(pair, before + now);
+                let state = pair.state(case.state(before + now));
                 if before > 0 {
                     case.run(pair, first, &[Span::new(state, 0, before)]);
                 }
@@ -548,17 +506,14 @@ fn long_contexts_with_split_kv() {
             (grouped(3, 3, 33, 17), 290),
             (latent(20, 24, 13), usize::MAX),
         ] {
-            let case = Case::new(pair, &mut random, 330, shape).with_sinks(pair, &mut random);
-            let gate =
-                Some(pair.random(&mut random, 330, shape.heads * shape.value).split(shape.heads));
-            let case = Case { gate, ..case };
-            let (one, other) = (case.state(pair, 330), case.state(pair, 512));
+            let case = shape.case_with_sinks_and_gate(pair, &mut random, 330);
+            let [one, other] = [330, 512].map(|positions| pair.state(case.state(positions)));
             let mut outs = Vec::new();
             for (state, last) in [(one, 3), (other, 3), (other, 1)] {
                 // A window of 1 fills the KV cache at little cost.
-                let prefill = Case { window: Some(1), sinks: None, gate: None, ..case };
+                let prefill = Attention { window: Some(1), sinks: None, gate: None, ..case };
                 prefill.run(pair, 0, &[Span::new(state, 0, 327)]);
-                let case = Case { window: Some(window), ..case };
+                let case = Attention { window: Some(window), ..case };
                 for first in (327..330).step_by(last) {
                     case.run(pair, first, &[Span::new(state, first, last)]);
                 }
@@ -575,14 +530,14 @@ fn long_contexts_with_split_kv() {
 fn values_beyond_f16_saturate() {
     let mut random = Random::new(82);
     DevicePair::for_each(|pair, exact| {
-        let case = Case::new(pair, &mut random, 2, grouped(1, 1, 8, 4));
+        let case = grouped(1, 1, 8, 4).case(pair, &mut random, 2);
         let v = pair.dense(2, &[1e6, -1e6, 65_519.0, f32::INFINITY].repeat(2)).split(1);
-        let case = Case { v: Some(v), ..case };
-        let state = case.state(pair, 2);
+        let case = Attention { v: Some(v), ..case };
+        let state = pair.state(case.state(2));
         case.run(pair, 0, &[Span::new(state, 0, 2)]);
         let expected = if exact { [1e6, -1e6, 65_519.0] } else { [65_504.0, -65_504.0, 65_504.0] };
         for row in pair.read(case.out).chunks(4) {
-            crate::harness::close(&pair.device.describe(), &row[..3], &expected, 1e-5);
+            close(&pair.device.describe(), &row[..3], &expected, 1e-5);
             assert_eq!(row[3].is_finite(), !exact, "{}", pair.device.describe());
         }
     });
@@ -609,29 +564,13 @@ fn many_heads_with_wide_values_over_many_kv_blocks() {
                     (view(positions, 1, shape.key), view(positions, 1, shape.value));
                 let (q, out) =
                     (view(rows, shape.heads, shape.key), view(rows, shape.heads, shape.value));
-                let state = StateShape::KeyValue {
-                    kv_heads: 1,
-                    key_width: shape.key,
-                    value_width: shape.value,
-                    positions,
-                };
-                let state = device.state(state).unwrap();
-                let mut run = |[q, k, v, out]: [View; 4], position, window| {
-                    let spans = &[Span::new(state, position, q.rows)];
-                    let (v, gate, scale, sinks, positions) = (Some(v), None, 0.3, None, None);
-                    let op = Op::Attention {
-                        q,
-                        k,
-                        v,
-                        gate,
-                        scale,
-                        window,
-                        sinks,
-                        positions,
-                        spans,
-                        out,
-                    };
-                    device.run(&op).unwrap();
+                let attention =
+                    |[q, k, v, out]: [View; 4]| Attention::new([q, k, out], Some(v), 0.3);
+                let state = device.state(attention([q, k, v, out]).state(positions)).unwrap();
+                let mut run = |views: [View; 4], position, window| {
+                    let span = Span::new(state, position, views[0].rows);
+                    let attention = Attention { window, ..attention(views) };
+                    device.run(&attention.op(&[span])).unwrap();
                 };
                 run([fill, k, v, filled], 0, Some(1));
                 for row in (0..rows).step_by(together) {
@@ -640,7 +579,7 @@ fn many_heads_with_wide_values_over_many_kv_blocks() {
                     let [q, out] = [q, out].map(|view| view.slice(row, together));
                     run([q, k, v, out], position, None);
                 }
-                bits(&crate::harness::read(&mut *device, out))
+                bits(&read(&mut *device, out))
             })
             .collect();
         assert!(outs.windows(2).all(|pair| pair[0] == pair[1]), "exact {exact}");
@@ -654,13 +593,13 @@ fn kv_rounded_to_f16() {
         let tolerance =
             pair.attention_tolerance(40).max(if pair.keeps_f16_kv() { 2e-3 } else { 0.0 });
         for shape in [grouped(6, 2, 33, 20), latent(20, 24, 16)] {
-            let case = Case::new(pair, &mut random, 40, shape);
+            let case = shape.case(pair, &mut random, 40);
             let k = pair.random(&mut random, 40, shape.kv_heads * shape.key).split(shape.kv_heads);
             let v = case
                 .v
                 .map(|v| pair.random(&mut random, 40, shape.kv_heads * shape.value).split(v.heads));
-            let case = Case { k, v, ..case };
-            let state = case.state(pair, 40);
+            let case = Attention { k, v, ..case };
+            let state = pair.state(case.state(40));
             case.run(pair, 0, &[Span::new(state, 0, 40)]);
             pair.agree("KV rounded to f16", case.out, tolerance);
         }
@@ -677,17 +616,14 @@ fn many_rows_in_large_chunks() {
             (grouped(16, 1, 24, 8), 230, KV_BLOCK),
             (latent(70, 48, 39), usize::MAX, 100),
         ] {
-            let case = Case::new(pair, &mut random, 83, shape).with_sinks(pair, &mut random);
-            let gate =
-                Some(pair.random(&mut random, 83, shape.heads * shape.value).split(shape.heads));
-            let case = Case { gate, window: Some(window), ..case };
+            let case = shape.case_with_sinks_and_gate(pair, &mut random, 83);
+            let case = Attention { window: Some(window), ..case };
             let start = if ring == KV_BLOCK { 2 * KV_BLOCK - 50 } else { 0 };
-            let (one, other) = (case.state(pair, ring), case.state(pair, ring + KV_BLOCK));
-            let chunks = case.in_chunks(pair, one, start, &[26, 16, 25]);
-            assert!(
-                case.in_chunks(pair, other, start, &[20, 26, 17]) == chunks,
-                "{shape:?}, {window}"
-            );
+            let [one, other] =
+                [ring, ring + KV_BLOCK].map(|positions| pair.state(case.state(positions)));
+            let chunks = shape.in_chunks(pair, &case, one, start, &[26, 16, 25]);
+            let others = shape.in_chunks(pair, &case, other, start, &[20, 26, 17]);
+            assert!(others == chunks, "{shape:?}, {window}");
         }
     });
 }

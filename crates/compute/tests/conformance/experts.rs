@@ -19,34 +19,73 @@ fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> E
     )
 }
 
-/// A bank with `count` random experts. Slots are larger than an expert, as in a bank that is shared
-/// by several layers.
-pub(crate) fn fill(
-    pair: &mut DevicePair,
-    random: &mut Random,
-    shape: &ExpertShape,
-    count: usize,
-) -> Bank {
-    let len = shape.bytes().unwrap();
-    let mut contents = Vec::new();
-    for _ in 0..count {
-        let mut all = Vec::new();
+/// Experts of one shape.
+#[derive(Clone, Copy)]
+pub(crate) struct Experts {
+    pub(crate) shape: ExpertShape,
+    pub(crate) activation: Activation,
+    pub(crate) count: usize,
+}
+
+impl Experts {
+    /// Experts with SwiGLU.
+    pub(crate) const fn new(shape: ExpertShape, count: usize) -> Self {
+        Self { shape, activation: Activation::SwiGlu, count }
+    }
+
+    /// A bank with `count` random experts. Slots are larger than an expert, as in a bank that is
+    /// shared by several layers.
+    pub(crate) fn fill(&self, pair: &mut DevicePair, random: &mut Random, count: usize) -> Bank {
+        let shape = &self.shape;
         let wide = MatrixShape { rows: 2 * shape.up.rows, ..shape.up };
         let stored: Vec<_> = match shape.interleaved {
             true => vec![wide, shape.down],
             false => shape.matrices().collect(),
         };
-        for matrix in stored {
-            all.extend(random.matrix(matrix));
-            if let Some(scalar) = shape.output_bias {
-                all.extend(random.values(matrix.rows).into_iter().flat_map(|x| encode(scalar, x)));
+        let contents = (0..count).map(|_| {
+            let mut all = Vec::new();
+            for matrix in &stored {
+                all.extend(random.matrix(*matrix));
+                if let Some(scalar) = shape.output_bias {
+                    let biases = random.values(matrix.rows).into_iter();
+                    all.extend(biases.flat_map(|x| encode(scalar, x)));
+                }
             }
-        }
-        assert_eq!(all.len(), len);
-        all.extend([0xff; 3]);
-        contents.push(all);
+            assert_eq!(all.len(), shape.bytes().unwrap());
+            all.extend([0xff; 3]);
+            all
+        });
+        pair.bank(&contents.collect::<Vec<_>>())
     }
-    pair.bank(&contents)
+
+    pub(crate) const fn op<'a>(
+        &'a self,
+        x: View,
+        answers: usize,
+        uses: ExpertUses<'a>,
+        [inner, out]: [View; 2],
+    ) -> Op<'a> {
+        let Self { shape, activation, count } = self;
+        let (activation, experts) = (*activation, *count);
+        Op::Experts { x, shape, activation, experts, answers, uses, inner, out }
+    }
+
+    /// Inner rows and outputs for a number of assignments.
+    pub(crate) fn outputs(&self, pair: &mut DevicePair, count: usize) -> [View; 2] {
+        let ExpertShape { up, down, .. } = self.shape;
+        [up, down].map(|matrix| pair.nan_filled(count, matrix.rows))
+    }
+
+    /// Runs assignments, of which few rows belong to answers. Returns the outputs.
+    pub(crate) fn run(&self, pair: &mut DevicePair, x: View, uses: ExpertUses<'_>) -> View {
+        let count = match uses {
+            ExpertUses::Listed(uses) => uses.len(),
+            ExpertUses::Routed { ids, .. } => ids.rows * ids.width,
+        };
+        let views = self.outputs(pair, count);
+        pair.run(&self.op(x, x.few(), uses, views));
+        views[1]
+    }
 }
 
 /// Assignments of `k` experts to every row, sorted by slot, as in a prefill.
@@ -70,27 +109,36 @@ pub(crate) fn uses(
     uses
 }
 
+/// The expert of each output row, as a device chooses it.
+pub(crate) fn routed_ids(pair: &mut DevicePair, rows: usize, uses: &[ExpertUse]) -> View {
+    let mut ids = vec![0.0; uses.len()];
+    for expert_use in uses {
+        ids[expert_use.out_row] = expert_use.slot.index as f32;
+    }
+    pair.dense(rows, &ids)
+}
+
+/// Assignments of the expert of each output row, sorted by slot.
+fn listed(ids: &[usize], k: usize, slots: &[Slot]) -> Vec<ExpertUse> {
+    let assigned =
+        |(i, id): (usize, &usize)| ExpertUse { slot: slots[*id], row: i / k, out_row: i };
+    let mut uses: Vec<ExpertUse> = ids.iter().enumerate().map(assigned).collect();
+    uses.sort_by_key(|u| (u.slot, u.out_row));
+    uses
+}
+
 #[test]
 fn every_format() {
     let mut random = Random::new(51);
     DevicePair::for_each(|pair, exact| {
         for format in pair.formats() {
             let hidden = format.block().cols.max(128);
-            let shape = shape(hidden, 256, [format; 3]);
-            let bank = fill(pair, &mut random, &shape, 3);
+            let experts = Experts::new(shape(hidden, 256, [format; 3]), 3);
+            let bank = experts.fill(pair, &mut random, 3);
             let uses = uses(&mut random, bank, 2, 2, 3);
             let x = pair.random(&mut random, 2, hidden);
             let (inner, out) = (pair.nan_filled(5, 256), pair.nan_filled(4, hidden));
-            pair.run(&Op::Experts {
-                x,
-                shape: &shape,
-                activation: Activation::SwiGlu,
-                experts: 3,
-                answers: x.few(),
-                uses: ExpertUses::Listed(&uses),
-                inner,
-                out,
-            });
+            pair.run(&experts.op(x, x.few(), ExpertUses::Listed(&uses), [inner, out]));
             if exact || !pair.rounds_activations(format) {
                 pair.agree(&format!("{format}"), out, 1e-5);
             } else {
@@ -121,26 +169,17 @@ fn inputs_of_second_matrices_have_15_bits() {
                 (q8_0, Some(Scalar::F32)),
             ] {
                 let shape = ExpertShape { output_bias, ..shape(128, 256, [format; 3]) };
-                let bank = fill(pair, &mut random, &shape, 4);
+                let experts = Experts::new(shape, 4);
+                let bank = experts.fill(pair, &mut random, 4);
                 for (rows, answers) in [(1, 1), (3, 3), (3, 1), (70, 0)] {
                     let uses = uses(&mut random, bank, rows, 2, 4);
                     let values = random.int8_values(rows * 128);
                     let values: Vec<f32> = values.into_iter().map(|x| x / 4096.0).collect();
                     let x = pair.dense(rows, &values);
-                    let (inner, out) =
-                        (pair.nan_filled(rows * 2, 256), pair.nan_filled(rows * 2, 128));
-                    pair.run(&Op::Experts {
-                        x,
-                        shape: &shape,
-                        activation: Activation::SwiGlu,
-                        experts: 4,
-                        answers,
-                        uses: ExpertUses::Listed(&uses),
-                        inner,
-                        out,
-                    });
+                    let views = experts.outputs(pair, rows * 2);
+                    pair.run(&experts.op(x, answers, ExpertUses::Listed(&uses), views));
                     let what = format!("{format}, {rows} rows, {output_bias:?}, {is_fine}");
-                    pair.agree_in_norm(&what, out, if is_fine { 1e-4 } else { 2e-2 });
+                    pair.agree_in_norm(&what, views[1], if is_fine { 1e-4 } else { 2e-2 });
                 }
             }
         }
@@ -162,31 +201,16 @@ fn experts_without_a_gate() {
         ] {
             let ExpertShape { up, down, .. } = shape(64, 128, [format; 3]);
             let shape = ExpertShape { output_bias, ..ExpertShape::without_gate(up, down) };
-            let bank = fill(pair, &mut random, &shape, 4);
+            let experts = Experts { activation, ..Experts::new(shape, 4) };
+            let bank = experts.fill(pair, &mut random, 4);
             let slots: Vec<Slot> = (0..4).map(|index| Slot { bank, index }).collect();
             let table = pair.slot_table(&slots);
             for rows in [1, 3, 70] {
                 let listed = uses(&mut random, bank, rows, 2, 4);
-                let mut ids = vec![0.0; rows * 2];
-                for expert_use in &listed {
-                    ids[expert_use.out_row] = expert_use.slot.index as f32;
-                }
-                let ids = pair.dense(rows, &ids);
+                let ids = routed_ids(pair, rows, &listed);
                 for uses in [ExpertUses::Listed(&listed), ExpertUses::Routed { ids, table }] {
                     let x = pair.random(&mut random, rows, 64);
-                    let (inner, out) =
-                        (pair.nan_filled(rows * 2, 128), pair.nan_filled(rows * 2, 64));
-                    let shape = &shape;
-                    pair.run(&Op::Experts {
-                        x,
-                        shape,
-                        activation,
-                        experts: 4,
-                        answers: x.few(),
-                        uses,
-                        inner,
-                        out,
-                    });
+                    let out = experts.run(pair, x, uses);
                     let what = format!("{format}, {activation:?}, {rows} rows, {output_bias:?}");
                     pair.agree_in_norm(&what, out, if exact { 1e-5 } else { 2e-2 });
                 }
@@ -214,21 +238,11 @@ fn gate_up_and_down_of_different_formats() {
         ] {
             let inner_width = if formats[2] == q4_k { 256 } else { 192 };
             let width = if formats[0] == mxfp4 { 96 } else { 64 };
-            let shape = shape(width, inner_width, formats);
-            let bank = fill(pair, &mut random, &shape, 4);
+            let experts = Experts::new(shape(width, inner_width, formats), 4);
+            let bank = experts.fill(pair, &mut random, 4);
             let uses = uses(&mut random, bank, 3, 2, 4);
             let x = pair.random(&mut random, 3, width);
-            let (inner, out) = (pair.nan_filled(6, inner_width), pair.nan_filled(6, width));
-            pair.run(&Op::Experts {
-                x,
-                shape: &shape,
-                activation: Activation::SwiGlu,
-                experts: 4,
-                answers: x.few(),
-                uses: ExpertUses::Listed(&uses),
-                inner,
-                out,
-            });
+            let out = experts.run(pair, x, ExpertUses::Listed(&uses));
             pair.agree_in_norm(&format!("{formats:?}"), out, if exact { 1e-6 } else { 2e-2 });
         }
     });
@@ -238,28 +252,15 @@ fn gate_up_and_down_of_different_formats() {
 fn any_number_of_experts_per_row() {
     let mut random = Random::new(53);
     DevicePair::for_each(|pair, exact| {
-        let shape = shape(64, 64, [AFFINE4; 3]);
-        let bank = fill(pair, &mut random, &shape, 32);
+        let experts = Experts::new(shape(64, 64, [AFFINE4; 3]), 32);
+        let bank = experts.fill(pair, &mut random, 32);
         // The last case has more assignments than fit the scratch for activations.
         for (rows, k) in [(1, 1), (1, 8), (1, 32), (5, 10), (21, 4)] {
             let uses = uses(&mut random, bank, rows, k, 32);
             let x = pair.random(&mut random, rows, 64);
-            let (inner, out) = (pair.nan_filled(uses.len(), 64), pair.nan_filled(uses.len(), 64));
-            pair.run(&Op::Experts {
-                x,
-                shape: &shape,
-                activation: Activation::SwiGlu,
-                experts: 32,
-                answers: x.few(),
-                uses: ExpertUses::Listed(&uses),
-                inner,
-                out,
-            });
-            pair.agree_in_norm(
-                &format!("{rows} rows, {k} experts"),
-                out,
-                if exact { 1e-6 } else { 2e-2 },
-            );
+            let out = experts.run(pair, x, ExpertUses::Listed(&uses));
+            let what = format!("{rows} rows, {k} experts");
+            pair.agree_in_norm(&what, out, if exact { 1e-6 } else { 2e-2 });
         }
     });
 }
@@ -283,20 +284,11 @@ fn interleaved_gate_up_with_biases_and_each_activation() {
                     let interleaved = i != 1 || output_bias.is_none();
                     let shape =
                         ExpertShape { interleaved, output_bias, ..shape(64, 128, [format; 3]) };
-                    let bank = fill(pair, &mut random, &shape, 3);
+                    let experts = Experts { shape, activation, count: 3 };
+                    let bank = experts.fill(pair, &mut random, 3);
                     let uses = uses(&mut random, bank, 5, 2, 3);
                     let x = pair.random(&mut random, 5, 64);
-                    let (inner, out) = (pair.nan_filled(10, 128), pair.nan_filled(10, 64));
-                    pair.run(&Op::Experts {
-                        x,
-                        shape: &shape,
-                        activation,
-                        experts: 3,
-                        answers: x.few(),
-                        uses: ExpertUses::Listed(&uses),
-                        inner,
-                        out,
-                    });
+                    let out = experts.run(pair, x, ExpertUses::Listed(&uses));
                     let what = format!("{format}, {activation:?}, {interleaved}, {output_bias:?}");
                     if exact || !pair.rounds_activations(format) {
                         pair.agree(&what, out, 1e-5);
@@ -314,28 +306,14 @@ fn inner_rows_longer_than_workgroup_memory() {
     let mut random = Random::new(58);
     DevicePair::for_each(|pair, exact| {
         for format in [AFFINE4, Format::MXFP4, Format::Plain(Scalar::BF16)] {
-            let shape =
-                ExpertShape { output_bias: Some(Scalar::F32), ..shape(32, 24_576, [format; 3]) };
-            let shape = match format {
-                AFFINE4 => {
-                    ExpertShape { output_bias: None, ..self::shape(64, 24_576, [format; 3]) }
-                }
-                _ => shape,
-            };
-            let bank = fill(pair, &mut random, &shape, 1);
+            let (hidden, output_bias) =
+                if format == AFFINE4 { (64, None) } else { (32, Some(Scalar::F32)) };
+            let shape = ExpertShape { output_bias, ..shape(hidden, 24_576, [format; 3]) };
+            let experts = Experts::new(shape, 1);
+            let bank = experts.fill(pair, &mut random, 1);
             let uses = uses(&mut random, bank, 2, 1, 1);
-            let x = pair.random(&mut random, 2, shape.up.cols);
-            let (inner, out) = (pair.nan_filled(2, 24_576), pair.nan_filled(2, shape.up.cols));
-            pair.run(&Op::Experts {
-                x,
-                shape: &shape,
-                activation: Activation::SwiGlu,
-                experts: 1,
-                answers: x.few(),
-                uses: ExpertUses::Listed(&uses),
-                inner,
-                out,
-            });
+            let x = pair.random(&mut random, 2, hidden);
+            let out = experts.run(pair, x, ExpertUses::Listed(&uses));
             pair.agree_in_norm(&format!("{format}"), out, if exact { 1e-5 } else { 2e-2 });
         }
     });
@@ -345,33 +323,15 @@ fn inner_rows_longer_than_workgroup_memory() {
 fn output_rows_without_an_assignment_are_unchanged() {
     let mut random = Random::new(54);
     DevicePair::for_each(|pair, _| {
-        let shape = shape(64, 32, [Format::Plain(Scalar::F32); 3]);
-        let bank = fill(pair, &mut random, &shape, 1);
+        let experts = Experts::new(shape(64, 32, [Format::Plain(Scalar::F32); 3]), 1);
+        let bank = experts.fill(pair, &mut random, 1);
         let uses = [ExpertUse { slot: Slot { bank, index: 0 }, row: 1, out_row: 2 }];
         let x = pair.random(&mut random, 2, 64);
         let (inner, out) = (pair.nan_filled(1, 32), pair.random(&mut random, 4, 64));
-        pair.run(&Op::Experts {
-            x,
-            shape: &shape,
-            activation: Activation::SwiGlu,
-            experts: 1,
-            answers: x.few(),
-            uses: ExpertUses::Listed(&uses),
-            inner,
-            out,
-        });
-        pair.agree("one assignment", out, 1e-5);
-        pair.run(&Op::Experts {
-            x,
-            shape: &shape,
-            activation: Activation::SwiGlu,
-            experts: 1,
-            answers: x.few(),
-            uses: ExpertUses::Listed(&[]),
-            inner,
-            out,
-        });
-        pair.agree("no assignment", out, 1e-5);
+        for (what, uses) in [("one assignment", &uses[..]), ("no assignment", &[])] {
+            pair.run(&experts.op(x, x.few(), ExpertUses::Listed(uses), [inner, out]));
+            pair.agree(what, out, 1e-5);
+        }
     });
 }
 
@@ -382,30 +342,18 @@ fn results_do_not_depend_on_threads_or_other_assignments() {
         for threads in 1..4 {
             let mut random = Random::new(55);
             let mut pair = DevicePair::new(device(Isa::detect(), exact, threads));
-            let shape = shape(128, 192, [AFFINE4; 3]);
-            let bank = fill(&mut pair, &mut random, &shape, 6);
+            let experts = Experts::new(shape(128, 192, [AFFINE4; 3]), 6);
+            let bank = experts.fill(&mut pair, &mut random, 6);
             let uses = uses(&mut random, bank, rows, 4, 6);
             let x = pair.random(&mut random, rows, 128);
-            let (inner, out) = (pair.nan_filled(4 * rows, 192), pair.nan_filled(4 * rows, 128));
+            let views @ [_, out] = experts.outputs(&mut pair, 4 * rows);
             let run = |pair: &mut DevicePair, x: View, answers, lists: &[&[ExpertUse]]| {
                 pair.device.write(out.buffer, &vec![f32::NAN; 4 * rows * 128]).unwrap();
                 for uses in lists {
-                    let (shape, uses) = (&shape, ExpertUses::Listed(uses));
-                    let op = Op::Experts {
-                        x,
-                        shape,
-                        activation: Activation::SwiGlu,
-                        experts: 6,
-                        answers,
-                        uses,
-                        inner,
-                        out,
-                    };
+                    let op = experts.op(x, answers, ExpertUses::Listed(uses), views);
                     pair.device.run(&op).unwrap();
                 }
-                let mut values = vec![0.0; 4 * rows * 128];
-                pair.device.read(out, &mut values).unwrap();
-                bits(&values)
+                bits(&pair.read(out))
             };
             let together = run(&mut pair, x, x.few(), &[&uses]);
             let by_slot: Vec<_> = uses.chunk_by(|a, b| a.slot == b.slot).collect();
@@ -430,11 +378,10 @@ fn results_do_not_depend_on_threads_or_other_assignments() {
 #[test]
 fn routed_and_listed_experts_give_the_same_bits() {
     let mut random = Random::new(37);
-    let matrix = |rows, cols| MatrixShape { rows, cols, format: AFFINE4 };
-    let shape = ExpertShape::new(matrix(64, 64), matrix(64, 64), matrix(64, 64));
+    let experts = Experts::new(shape(64, 64, [AFFINE4; 3]), 7);
     DevicePair::for_each(|pair, exact| {
         for (rows, k) in [(1, 3), (5, 2), (40, 3)] {
-            let banks = [fill(pair, &mut random, &shape, 4), fill(pair, &mut random, &shape, 3)];
+            let banks = [4, 3].map(|count| experts.fill(pair, &mut random, count));
             // The slots of experts are in arbitrary order.
             let slots: Vec<Slot> =
                 (0..7).map(|e| Slot { bank: banks[e % 2], index: (e / 2) as u32 }).rev().collect();
@@ -444,39 +391,14 @@ fn routed_and_listed_experts_give_the_same_bits() {
                 .collect();
             let x = pair.random(&mut random, rows, 64);
             let routed_ids = pair.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
-            let (inner, out) = (pair.nan_filled(rows * k, 64), pair.nan_filled(rows * k, 64));
+            let views @ [_, out] = experts.outputs(pair, rows * k);
             let uses = ExpertUses::Routed { ids: routed_ids, table };
-            pair.run(&Op::Experts {
-                x,
-                shape: &shape,
-                activation: Activation::SwiGlu,
-                experts: 7,
-                answers: x.few(),
-                uses,
-                inner,
-                out,
-            });
-            let tolerance = if exact { 1e-5 } else { 2e-2 };
-            pair.agree_in_norm("routed", out, tolerance);
+            pair.run(&experts.op(x, x.few(), uses, views));
+            pair.agree_in_norm("routed", out, if exact { 1e-5 } else { 2e-2 });
             // Listed assignments give the same bits as routed ones.
             let routed = bits(&pair.read(out));
-            let mut uses: Vec<ExpertUse> = ids
-                .iter()
-                .enumerate()
-                .map(|(i, id)| ExpertUse { slot: slots[*id], row: i / k, out_row: i })
-                .collect();
-            uses.sort_by_key(|u| (u.slot, u.out_row));
-            let uses = ExpertUses::Listed(&uses);
-            pair.run(&Op::Experts {
-                x,
-                shape: &shape,
-                activation: Activation::SwiGlu,
-                experts: 7,
-                answers: x.few(),
-                uses,
-                inner,
-                out,
-            });
+            let uses = listed(&ids, k, &slots);
+            pair.run(&experts.op(x, x.few(), ExpertUses::Listed(&uses), views));
             assert_eq!(bits(&pair.read(out)), routed, "{}", pair.device.describe());
         }
     });
@@ -496,9 +418,8 @@ fn router_top_k_experts_and_combine() {
             // A shared expert has the index `count`, with a gate or without.
             let shared = usize::from(i > 0);
             let (slots, k) = (count + shared, k + shared);
-            let matrix = MatrixShape { rows: hidden, cols: hidden, format };
-            let shape = ExpertShape::new(matrix, matrix, matrix);
-            let bank = fill(pair, &mut random, &shape, slots);
+            let experts = Experts::new(shape(hidden, hidden, [format; 3]), count);
+            let bank = experts.fill(pair, &mut random, slots);
             let slots: Vec<Slot> =
                 (0..slots as u32).rev().map(|index| Slot { bank, index }).collect();
             let table = pair.slot_table(&slots);
@@ -526,25 +447,14 @@ fn router_top_k_experts_and_combine() {
                 let mut results = Vec::new();
                 for reads in [false, true] {
                     let (ids, weights) = (pair.nan_filled(rows, k), pair.nan_filled(rows, k));
-                    let (inner, parts) =
-                        (pair.nan_filled(rows * k, hidden), pair.nan_filled(rows * k, hidden));
+                    let views @ [inner, parts] = experts.outputs(pair, rows * k);
                     let out = pair.dense(rows, &before);
                     pair.run(&Op::TopK { logits, router, ids, weights });
                     if reads {
                         pair.read(ids);
                     }
                     let uses = ExpertUses::Routed { ids, table };
-                    let activation = Activation::SwiGlu;
-                    pair.run(&Op::Experts {
-                        x,
-                        shape: &shape,
-                        activation,
-                        experts: count,
-                        answers: x.few(),
-                        uses,
-                        inner,
-                        out: parts,
-                    });
+                    pair.run(&experts.op(x, x.few(), uses, views));
                     if reads {
                         pair.read(parts);
                     }
@@ -560,22 +470,12 @@ fn router_top_k_experts_and_combine() {
                 // NaN logits are an error of the sequence.
                 let wrong = pair.dense(rows, &vec![f32::NAN; rows * count]);
                 let (ids, weights) = (pair.nan_filled(rows, k), pair.nan_filled(rows, k));
-                let (inner, out) =
-                    (pair.nan_filled(rows * k, hidden), pair.nan_filled(rows * k, hidden));
+                let views = experts.outputs(pair, rows * k);
                 let uses = ExpertUses::Routed { ids, table };
                 let device = &mut *pair.device;
                 let ran =
                     device.run(&Op::TopK { logits: wrong, router, ids, weights }).and_then(|()| {
-                        device.run(&Op::Experts {
-                            x,
-                            shape: &shape,
-                            activation: Activation::SwiGlu,
-                            experts: count,
-                            answers: x.few(),
-                            uses,
-                            inner,
-                            out,
-                        })?;
+                        device.run(&experts.op(x, x.few(), uses, views))?;
                         device.read(ids, &mut vec![0.0; rows * k])
                     });
                 assert!(
@@ -609,20 +509,11 @@ fn many_rows_of_every_format() {
                 output_bias: [None, Some(Scalar::BF16), Some(Scalar::F32)][i % 3],
                 ..shape(hidden, intermediate, [format; 3])
             };
-            let bank = fill(pair, &mut random, &shape, 5);
+            let experts = Experts::new(shape, 5);
+            let bank = experts.fill(pair, &mut random, 5);
             let uses = uses(&mut random, bank, 41, 2, 5);
             let x = pair.random(&mut random, 41, hidden);
-            let (inner, out) = (pair.nan_filled(82, intermediate), pair.nan_filled(82, hidden));
-            pair.run(&Op::Experts {
-                x,
-                shape: &shape,
-                activation: Activation::SwiGlu,
-                experts: 5,
-                answers: x.few(),
-                uses: ExpertUses::Listed(&uses),
-                inner,
-                out,
-            });
+            let out = experts.run(pair, x, ExpertUses::Listed(&uses));
             pair.agree_in_norm(&format!("{format}"), out, if exact { 1e-5 } else { 2e-2 });
         }
     });
@@ -631,11 +522,10 @@ fn many_rows_of_every_format() {
 #[test]
 fn experts_with_many_rows_and_with_none() {
     let mut random = Random::new(57);
-    let matrix = |rows, cols| MatrixShape { rows, cols, format: AFFINE4 };
-    let shape = ExpertShape::new(matrix(64, 128), matrix(64, 128), matrix(128, 64));
-    let activation = Activation::GeGlu;
+    let shape = shape(128, 64, [AFFINE4; 3]);
+    let experts = Experts { shape, activation: Activation::GeGlu, count: 11 };
     DevicePair::for_each(|pair, exact| {
-        let banks = [fill(pair, &mut random, &shape, 5), fill(pair, &mut random, &shape, 6)];
+        let banks = [5, 6].map(|count| experts.fill(pair, &mut random, count));
         let slots: Vec<Slot> = (0..11)
             .map(|e| Slot { bank: banks[(e + 1) % 2], index: (e / 2) as u32 })
             .rev()
@@ -654,28 +544,13 @@ fn experts_with_many_rows_and_with_none() {
             .collect();
         let x = pair.random(&mut random, rows, 128);
         let routed_ids = pair.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
-        let (inner, out) = (pair.nan_filled(rows * k, 64), pair.nan_filled(rows * k, 128));
+        let views @ [_, out] = experts.outputs(pair, rows * k);
         let uses = ExpertUses::Routed { ids: routed_ids, table };
-        pair.run(&Op::Experts {
-            x,
-            shape: &shape,
-            activation,
-            experts: 11,
-            answers: x.few(),
-            uses,
-            inner,
-            out,
-        });
-        let tolerance = if exact { 1e-5 } else { 2e-2 };
-        pair.agree_in_norm("routed", out, tolerance);
+        pair.run(&experts.op(x, x.few(), uses, views));
+        pair.agree_in_norm("routed", out, if exact { 1e-5 } else { 2e-2 });
         // The bits do not depend on the order and the grouping of assignments.
         let routed = bits(&pair.read(out));
-        let mut uses: Vec<ExpertUse> = ids
-            .iter()
-            .enumerate()
-            .map(|(i, id)| ExpertUse { slot: slots[*id], row: i / k, out_row: i })
-            .collect();
-        uses.sort_by_key(|u| (u.slot, u.out_row));
+        let uses = listed(&ids, k, &slots);
         let per_expert = uses.chunk_by(|a, b| a.slot == b.slot).collect();
         // On the fast path a single assignment sums in another order, so no expert is split there.
         let split = match exact {
@@ -685,19 +560,8 @@ fn experts_with_many_rows_and_with_none() {
         for ops in [vec![&uses[..]], split, per_expert] {
             pair.device.write(out.buffer, &vec![f32::NAN; rows * k * 128]).unwrap();
             for uses in &ops {
-                let uses = ExpertUses::Listed(uses);
-                pair.device
-                    .run(&Op::Experts {
-                        x,
-                        shape: &shape,
-                        activation,
-                        experts: 11,
-                        answers: x.few(),
-                        uses,
-                        inner,
-                        out,
-                    })
-                    .unwrap();
+                let op = experts.op(x, x.few(), ExpertUses::Listed(uses), views);
+                pair.device.run(&op).unwrap();
             }
             assert!(
                 bits(&pair.read(out)) == routed,

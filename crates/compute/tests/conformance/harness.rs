@@ -20,11 +20,6 @@ struct DeviceLoop {
     device: usize,
 }
 
-/// Product without a bias, of which few rows belong to answers.
-pub(crate) fn mat_mul(x: View, weight: Weight, exact: bool, out: View) -> Op<'static> {
-    Op::MatMul { x, weight, bias: None, exact, answers: x.few(), out }
-}
-
 /// Random values of a test, the same on every platform.
 ///
 /// Within one loop over the devices, each device gets the values of the first one. So the inputs do
@@ -65,6 +60,11 @@ impl Random {
 
     pub(crate) fn values(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|_| self.value()).collect()
+    }
+
+    /// Values that f16 represents exactly.
+    pub(crate) fn f16_values(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| half::f16::from_f32(self.value()).to_f32()).collect()
     }
 
     /// Integers that quantization of activations to int8 leaves exact: every group of 16 has a 127,
@@ -386,9 +386,7 @@ impl DevicePair {
     /// A dense view of random values that f16 represents exactly: the KV cache of the fast path
     /// does not round them.
     pub(crate) fn f16_values(&mut self, random: &mut Random, rows: usize, width: usize) -> View {
-        let values: Vec<f32> =
-            random.values(rows * width).iter().map(|x| half::f16::from_f32(*x).to_f32()).collect();
-        self.dense(rows, &values)
+        self.dense(rows, &random.f16_values(rows * width))
     }
 
     /// A view full of NaN for an output, so that elements an op leaves unwritten fail the test.

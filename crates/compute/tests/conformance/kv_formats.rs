@@ -1,10 +1,11 @@
 //! Element formats of the KV cache: selection, and the error of attention and top positions.
 
-use moeflux_compute::{
-    DeviceOptions, IndexList, IndexQueries, Isa, KvFormat, Op, Span, StateShape, View, open,
-};
+use moeflux_compute::{DeviceOptions, IndexQueries, Isa, KvFormat, Span, open};
 
-use crate::harness::{DevicePair, Random, device, device_with_kv, gpu, gpu_with_kv, is_full, read};
+use crate::{
+    harness::{DevicePair, Random, device, device_with_kv, gpu, gpu_with_kv, is_full, read},
+    ops::{Attention, cache_of_keys, top_positions},
+};
 
 fn options(name: &str, kv_format: Option<KvFormat>, exact: bool) -> DeviceOptions {
     DeviceOptions::default().name(name).kv_format(kv_format).exact(exact)
@@ -67,24 +68,14 @@ fn attention_error(pair: &mut DevicePair, kind: Kind, (key, value): (usize, usiz
         })
         .collect();
     let position_list = (kind == Kind::Listed).then(|| pair.dense(rows, &listed));
-    let value_width = if kind == Kind::Latent { 0 } else { value };
-    let state =
-        pair.state(StateShape::KeyValue { kv_heads, key_width: key, value_width, positions });
+    let v = (kind != Kind::Latent).then_some(v);
+    let window = (kind == Kind::Ring).then_some(70);
+    let all_positions = Attention::new([q, k, out], v, 1.0 / (key as f32).sqrt());
+    let attention = Attention { window, positions: position_list, ..all_positions };
+    let state = pair.state(attention.state(positions));
     let mut position = 0;
     for rows in [250, 1, 9, 300, 1, 39] {
-        let slice = |view: View| view.slice(position, rows);
-        pair.run(&Op::Attention {
-            q: slice(q),
-            k: slice(k),
-            v: (kind != Kind::Latent).then(|| slice(v)),
-            gate: None,
-            scale: 1.0 / (key as f32).sqrt(),
-            window: (kind == Kind::Ring).then_some(70),
-            sinks: None,
-            positions: position_list.map(slice),
-            spans: &[Span::new(state, position, rows)],
-            out: slice(out),
-        });
+        attention.run(pair, position, &[Span::new(state, position, rows)]);
         position += rows;
     }
     let (expected, got) = (read(&mut *pair.reference, out), pair.read(out));
@@ -141,17 +132,9 @@ fn top_positions_with_a_q8_kv_cache_score_near_the_best() {
         let [q, k, weights] =
             [&q_values, &k_values, &weight_values].map(|values| pair.dense(rows, values));
         let (scores, out) = (pair.nan_filled(3, rows), pair.nan_filled(rows, n));
-        let shape =
-            StateShape::KeyValue { kv_heads: 1, key_width: width, value_width: 0, positions: rows };
-        let spans = &[Span::new(pair.state(shape), 0, rows)];
-        pair.run(&Op::TopPositions {
-            queries: Some(IndexQueries { q: q.split(heads), weights, scores }),
-            k: Some(k),
-            ratio: 1,
-            list: IndexList::Positions,
-            spans,
-            out,
-        });
+        let spans = &[Span::new(pair.state(cache_of_keys(width, rows)), 0, rows)];
+        let queries = IndexQueries { q: q.split(heads), weights, scores };
+        pair.run(&top_positions(queries, k, spans, out));
         let found = pair.read(out);
         let mut worst = 0.0f32;
         for row in n..rows {

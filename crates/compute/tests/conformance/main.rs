@@ -26,6 +26,7 @@ mod matmul;
 #[cfg(unix)]
 mod metal;
 mod op_sequences;
+mod ops;
 mod recurrent;
 mod rope_axes;
 mod router;

@@ -5,9 +5,12 @@ use moeflux_compute::{
     ScaledBlocks, View,
 };
 
-use crate::harness::{
-    AFFINE4, DevicePair, Random, affine_unit, bits, bytes, device, formats, mat_mul, read,
-    sample_formats, tests_cpu,
+use crate::{
+    harness::{
+        AFFINE4, DevicePair, Random, affine_unit, bits, bytes, device, formats, read,
+        sample_formats, tests_cpu,
+    },
+    ops::mat_mul,
 };
 
 /// Columns that a format allows; some are not a multiple of a SIMD vector.

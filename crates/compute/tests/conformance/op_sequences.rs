@@ -8,7 +8,10 @@ use moeflux_compute::{
     RopePositions, Router, Scalar, Shared, Span, StateShape, View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, ROW_COUNTS, Random, bits, mat_mul};
+use crate::{
+    harness::{AFFINE4, DevicePair, ROW_COUNTS, Random, bits},
+    ops::mat_mul,
+};
 
 const AFFINE8: Format = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
 

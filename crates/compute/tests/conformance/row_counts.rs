@@ -10,7 +10,7 @@ use moeflux_compute::{
 };
 
 use crate::{
-    experts::{fill, uses},
+    experts::{Experts, routed_ids, uses},
     harness::{AFFINE4, DevicePair, ROW_COUNTS, Random},
 };
 
@@ -401,31 +401,17 @@ impl Tested<'_> {
     fn routed_experts(&mut self) {
         let (rows, width, experts, k) = (self.rows(), 64, 5, 2);
         let matrix = MatrixShape { rows: width, cols: width, format: AFFINE4 };
-        let shape = ExpertShape::new(matrix, matrix, matrix);
-        let bank = fill(self.pair, self.random, &shape, experts);
+        let all = Experts::new(ExpertShape::new(matrix, matrix, matrix), experts);
+        let bank = all.fill(self.pair, self.random, experts);
         let slots: Vec<Slot> = (0..experts as u32).map(|index| Slot { bank, index }).collect();
         let table = self.pair.slot_table(&slots);
         let listed = uses(self.random, bank, rows, k, experts);
-        let mut ids = vec![0.0; rows * k];
-        for expert_use in &listed {
-            ids[expert_use.out_row] = expert_use.slot.index as f32;
-        }
-        let ids = self.pair.dense(rows, &ids);
+        let ids = routed_ids(self.pair, rows, &listed);
         for uses in [ExpertUses::Listed(&listed), ExpertUses::Routed { ids, table }] {
             let x = self.random(rows, width);
-            let [inner, out] = [0; 2].map(|_| self.pair.nan_filled(rows * k, width));
-            let (shape, activation) = (&shape, Activation::SwiGlu);
-            self.run(&Op::Experts {
-                x,
-                shape,
-                activation,
-                experts,
-                answers: x.few(),
-                uses,
-                inner,
-                out,
-            });
-            self.agree_in_norm(out, if self.is_exact { 1e-5 } else { 2e-2 });
+            let views = all.outputs(self.pair, rows * k);
+            self.run(&all.op(x, x.few(), uses, views));
+            self.agree_in_norm(views[1], if self.is_exact { 1e-5 } else { 2e-2 });
         }
     }
 
