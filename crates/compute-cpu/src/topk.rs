@@ -75,16 +75,11 @@ pub(super) fn top_k(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), E
 }
 
 impl RouterInputs<'_> {
-    /// Value by which experts are ranked: the logit of a softmax without correction, else the
-    /// corrected score. `max` and `sum` are those of the softmax.
-    fn rank_key(&self, id: usize, x: f32, [max, sum]: [f64; 2]) -> f32 {
-        match (self.router.scoring, self.correction) {
-            (Scoring::Softmax | Scoring::SparseMixer { .. }, None) => x,
-            (_, correction) => {
-                self.score(x, [max, sum]) as f32
-                    + correction.map_or(0.0, |correction| correction[id])
-            }
-        }
+    /// Corrected logit or score by which experts are ranked. `softmax` is its maximum and sum.
+    fn rank_key(&self, id: usize, x: f32, softmax: [f64; 2]) -> f32 {
+        let by_logit = self.router.selects_by_logit();
+        let value = if by_logit { x } else { self.score(x, softmax) as f32 };
+        value + self.correction.map_or(0.0, |correction| correction[id])
     }
 
     /// Uncorrected score of a logit, from which the weight is computed.

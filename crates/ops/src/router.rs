@@ -53,8 +53,11 @@ pub struct Router {
     /// Correction bias: one value per expert, added to the score for selection only, not for the
     /// weight.
     pub correction: Option<Buffer>,
-    /// Restricts selection to the best groups, by their (corrected) scores; of equal groups the
-    /// lower index wins.
+    /// Whether selection is by the (corrected) logit instead of the score: Kolibri-1. A softmax and
+    /// a sparse mixer without correction select by the logit in any case.
+    pub by_logit: bool,
+    /// Restricts selection to the best groups, by the values that select experts; of equal groups
+    /// the lower index wins.
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of a row are normalized to a sum of 1, unless the sum is below 1e-20.
     /// Applied before the scales below.
@@ -87,6 +90,7 @@ impl Router {
         Self {
             scoring: Scoring::Softmax,
             correction: None,
+            by_logit: false,
             groups: None,
             normalize,
             scale: 1.0,
@@ -94,6 +98,13 @@ impl Router {
             shared: None,
             given: false,
         }
+    }
+
+    /// Whether experts are selected by their (corrected) logits.
+    #[doc(hidden)]
+    pub const fn selects_by_logit(&self) -> bool {
+        let is_softmax = matches!(self.scoring, Scoring::Softmax | Scoring::SparseMixer { .. });
+        self.by_logit || is_softmax && self.correction.is_none()
     }
 
     /// Number of shared experts per row: 0 or 1.

@@ -109,6 +109,7 @@ impl RouterTopK {
             band.is_some(),
             router.scoring == Scoring::SqrtSoftplus,
             router.given,
+            router.selects_by_logit(),
         ];
         let flags = flags.iter().rev().fold(0, |bits, flag| bits * 2 + u32::from(*flag));
         [

@@ -69,6 +69,7 @@ fn sigmoid_router(
     Router {
         scoring: Scoring::Sigmoid,
         correction: Some(pair.buffer(&correction)),
+        by_logit: false,
         groups,
         normalize: true,
         scale: 2.5,
@@ -101,6 +102,8 @@ fn all_router_options() {
                 full,
                 Router { groups: None, ..full },
                 Router { correction: None, ..full },
+                Router { by_logit: true, ..full },
+                Router { by_logit: true, scoring: Scoring::Softmax, groups: None, ..full },
                 Router { expert_scale: None, normalize: false, ..full },
                 Router { scoring: Scoring::Softmax, ..full },
                 Router { scoring: Scoring::Softmax, correction: None, ..full },
@@ -122,6 +125,24 @@ fn all_router_options() {
                 pair.agree(&format!("ids of {router:?}"), ids, 0.0);
                 pair.agree(&format!("weights of {router:?}"), weights, 1e-5);
             }
+        }
+    });
+}
+
+#[test]
+fn experts_may_be_selected_by_their_corrected_logits() {
+    DevicePair::for_each(|pair, _| {
+        // All scores are from 0.5 to 1: 0.4 changes their order, but not that of the logits.
+        let logits = pair.dense(1, &[9.0, 5.0, 2.0, 0.0]);
+        let correction = Some(pair.buffer(&[0.0, 0.0, 0.4, 0.4]));
+        let scoring = Scoring::Sigmoid;
+        for (by_logit, expected) in [(false, [2.0, 0.0]), (true, [0.0, 1.0])] {
+            let router = Router { scoring, correction, by_logit, ..Router::softmax(false) };
+            let (ids, weights) = (pair.nan_filled(1, 2), pair.nan_filled(1, 2));
+            pair.run(&Op::TopK { logits, router, ids, weights });
+            assert_eq!(pair.read(ids), expected);
+            pair.agree("ids", ids, 0.0);
+            pair.agree("weights", weights, 1e-5);
         }
     });
 }

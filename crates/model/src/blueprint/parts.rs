@@ -428,6 +428,8 @@ pub struct RouterBlueprint {
     pub scoring: Scoring,
     /// `n_experts` elements, added to the scores for the choice but not for the weights.
     pub correction: Option<VectorSource>,
+    /// Whether the choice is by the (corrected) logits instead of the scores.
+    pub by_logit: bool,
     /// Expert groups, of which only the best are chosen from: group-limited top-k.
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of the chosen experts are scaled to a sum of one.
@@ -458,6 +460,7 @@ impl RouterBlueprint {
             top_k,
             scoring: Scoring::Softmax,
             correction: None,
+            by_logit: false,
             groups: None,
             normalize: false,
             scale: 1.0,

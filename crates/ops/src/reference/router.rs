@@ -38,10 +38,9 @@ impl ReferenceDevice {
                 Scoring::Sigmoid => x.iter().map(|x| f64::from(sigmoid(*x))).collect(),
                 Scoring::SqrtSoftplus => x.iter().map(|x| f64::from(softplus(*x)).sqrt()).collect(),
             };
-            let compared: Vec<f32> = match (router.scoring, router.correction) {
-                (Scoring::Softmax | Scoring::SparseMixer { .. }, None) => x.to_vec(),
-                _ => scores.iter().zip(&correction).map(|(s, c)| *s as f32 + c).collect(),
-            };
+            let value = |i: usize| if router.selects_by_logit() { x[i] } else { scores[i] as f32 };
+            let compared: Vec<f32> =
+                correction.iter().enumerate().map(|(i, c)| value(i) + c).collect();
             if compared.iter().any(|x| x.is_nan()) {
                 return Err(Error::RouterNan { row });
             }

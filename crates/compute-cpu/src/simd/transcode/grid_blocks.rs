@@ -49,7 +49,7 @@ const IQ3_S_ZERO: u8 = 15;
 const IQ1_ZERO: u8 = 9;
 
 block! {
-    /// `d (2 s + 1) / 8` times signed entries; four indexes, four times seven signs, and `s` per 32.
+    /// `d (2 s + 1) / 8` times signed entries; four indexes, four times seven signs, `s` per 32.
     IQ2XXS { d: [u8; 2], groups: [[u8; 8]; 8] }
     (self, out; d = self.d) {
         let bits = |[.., a, b, c, d]: [u8; 8]| u32::from_le_bytes([a, b, c, d]);
@@ -167,7 +167,7 @@ fn scattered(words: [[u8; 2]; 4]) -> [u8; 2] {
 }
 
 block! {
-    /// `d (2 s + 1)` times shifted entries; a high nibble per index has its high bits and the shift.
+    /// `d (2 s + 1)` times shifted entries; a nibble per index has its high bits and the shift.
     IQ1M {
         indexes: [u8; 32],
         high: [u8; 16],

@@ -4,10 +4,10 @@
 // SORT_BLOCK, where keys of rank TOP_K or more are dropped, then among the remaining candidates.
 // Both keep the order of ids.
 // ROUTER_FLAGS: bits for softmax, correction, normalized weights, expert scales, groups that score
-// their two best, a sparse mixer of the band with the bits BAND_BITS, square roots of softplus, and
-// ids that are given in place of the top k. EXPERT_GROUPS: groups of
-// experts, of which the best TOP_GROUPS count; 0 for none. SHARED_EXPERT: 1 appends a
-// shared expert, id EXPERTS, with weight 1; 2 with the sigmoid of its gate; 0 none.
+// their two best, a sparse mixer of the band with the bits BAND_BITS, square roots of softplus, ids
+// that are given in place of the top k, and ranks by the logits. EXPERT_GROUPS: groups of experts,
+// of which the best TOP_GROUPS count; 0 for none. SHARED_EXPERT: 1 appends a shared expert, id
+// EXPERTS, with weight 1; 2 with the sigmoid of its gate; 0 none.
 // Word 0 of `report` is the complement of the first row that has a NaN. All threads of a workgroup
 // call these functions together.
 // needs: common/common, common/exp_log, common/sort_key, @team, @scratch, router/routing
@@ -24,8 +24,8 @@ const SCALED = ROUTER_FLAGS >> 3u & 1u;
 const TWO_BEST = ROUTER_FLAGS >> 4u & 1u;
 const SPARSE_MIXER = ROUTER_FLAGS >> 5u & 1u;
 const SQRT_SOFTPLUS = ROUTER_FLAGS >> 6u & 1u;
-const GIVEN = ROUTER_FLAGS >> 7u;
-const BY_LOGIT = CORRECTED == 0u && (SOFTMAX == 1u || SPARSE_MIXER == 1u);
+const GIVEN = ROUTER_FLAGS >> 7u & 1u;
+const BY_LOGIT = ROUTER_FLAGS >> 8u & 1u;
 const SORT_BLOCKS = (EXPERTS + SORT_BLOCK - 1u) / SORT_BLOCK;
 const BLOCK_TOP = min(TOP_K, SORT_BLOCK);
 // Experts of a group.
@@ -119,7 +119,7 @@ fn find_top_k(r: Routing, row: u32) {
         if (i < EXPERTS) {
             var x = act[r.logits + i];
             has_nan = has_nan || is_nan(x);
-            if (!BY_LOGIT) { x = score(x, max_logit, exp_sum); }
+            if (BY_LOGIT == 0u) { x = score(x, max_logit, exp_sum); }
             if (CORRECTED == 1u) {
                 let correction = act[r.correction + i];
                 has_nan = has_nan || is_nan(correction);

@@ -175,6 +175,7 @@ impl Moe {
             router: Router {
                 scoring: router.scoring,
                 correction: loader.optional_vector(router.correction.as_ref())?,
+                by_logit: router.by_logit,
                 groups: router.groups,
                 normalize: router.normalize,
                 scale: router.scale,
