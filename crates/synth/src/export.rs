@@ -52,6 +52,8 @@ pub(super) struct Export {
     pub(super) routers: WeightQuant,
     /// Quantization of all other matrices.
     pub(super) others: WeightQuant,
+    /// Quantization of the embedding and of the head, if it differs from `others`.
+    pub(super) vocab: Option<WeightQuant>,
     /// Quantization of `o_proj` and of the experts' `down_proj`, if it differs from the above.
     pub(super) outputs: Option<WeightQuant>,
 }
@@ -68,6 +70,7 @@ const COMMON: Export = Export {
     experts: WeightQuant::Affine(4),
     routers: WeightQuant::Affine(8),
     others: WeightQuant::Affine(4),
+    vocab: None,
     outputs: None,
 };
 
@@ -95,6 +98,7 @@ const EXPORTS: &[Export] = &[
         ..COMMON
     },
     Export { model_types: &["qwen3_vl_moe"], prefix: "language_model.", ..COMMON },
+    Export { model_types: &["qwen3_omni_moe"], prefix: "thinker.language_model.", ..COMMON },
     Export {
         model_types: &["qwen3_next"],
         growth: Growth { mixer: 0.24, experts: 0.15 },
@@ -153,6 +157,7 @@ const EXPORTS: &[Export] = &[
     },
     Export {
         model_types: &[
+            "axk1",
             "deepseek_v3",
             "deepseek_v32",
             "exaone_moe",
@@ -160,6 +165,7 @@ const EXPORTS: &[Export] = &[
             "hy_v3",
             "kimi_k2",
             "kimi_k25",
+            "sarvam_mla",
         ],
         // The shared expert is not gated, and the scaling factor enters squared.
         growth: Growth { mixer: 0.4, experts: 0.65 },
@@ -202,6 +208,22 @@ const EXPORTS: &[Export] = &[
         growth: Growth { mixer: 0.39, experts: 0.5 },
         experts: WeightQuant::Mxfp4,
         others: WeightQuant::Affine(8),
+        ..COMMON
+    },
+    Export {
+        model_types: &["flint"],
+        prefix: "language_model.",
+        // The shared expert is not gated.
+        growth: Growth { mixer: 0.39, experts: 0.4 },
+        ..COMMON
+    },
+    Export {
+        model_types: &["kolibri1"],
+        prefix: "language_model.",
+        // As afmoe's, with as many norms.
+        growth: Growth { mixer: 0.3, experts: 0.3 },
+        routers: WeightQuant::No,
+        vocab: Some(WeightQuant::No),
         ..COMMON
     },
     Export {

@@ -132,7 +132,7 @@ impl<'a> ModuleList<'a> {
         let lead = LEAD / scale;
         let lead = if head.is_some() { Lead::Same(lead) } else { tied_lead(lead) };
         let gain = EMBEDDING / scale * (*hidden as f32).sqrt();
-        let quant = self.export.others;
+        let quant = self.export.vocab.unwrap_or(self.export.others);
         self.push(embed.segments.first(), ModuleKind::Linear { quant, gain, lead });
         for (i, layer) in layers.iter().enumerate() {
             self.layer(i, layer);

@@ -15,6 +15,15 @@ pub(super) const FAMILY: Family = Family {
         special: "latent attention, group-limited top-k, a norm after the experts",
         checked: "transformers",
     }],
+    // The sizes of the defaults of transformers, configuration_axk1.py; the published config.json
+    // was not seen.
+    presets: &[Preset {
+        name: "a.x-k1",
+        description: "A.X-K1: 61 layers of latent attention, 1 dense, 192 experts, 8 per token; \
+             292 GB",
+        sizes: PresetSizes { parameters: 519.0, active: 31.6, expert_mb: 24.77 },
+        config: published!("axk1/a.x-k1.json"),
+    }],
     ..Family::new(blueprint)
 };
 

@@ -50,6 +50,15 @@ pub(super) const FAMILY: Family = Family {
             sizes: PresetSizes { parameters: 29.9, active: 3.6, expert_mb: 5.31 },
             config: published!("deepseek_v3/glm-4.7-flash.json"),
         },
+        // The sizes of the defaults of transformers, configuration_sarvam_mla.py, with YaRN; the
+        // published config.json was not seen.
+        Preset {
+            name: "sarvam-105b",
+            description: "Sarvam-105B: 32 layers of latent attention, 1 dense, 128 experts, 8 per \
+                 token; 60 GB",
+            sizes: PresetSizes { parameters: 106.0, active: 11.3, expert_mb: 14.16 },
+            config: published!("deepseek_v3/sarvam-105b.json"),
+        },
         // Fine-tuned from DeepSeek-V3, with the same shapes. Source:
         // huggingface.co/deepcogito/cogito-v2-preview-deepseek-671B-MoE; its MLX export has
         // `kv_b_proj` whole.

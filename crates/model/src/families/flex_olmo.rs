@@ -12,6 +12,14 @@ pub(super) const FAMILY: Family = Family {
         special: "QK-norm over all heads, norms only after the parts",
         checked: "transformers",
     }],
+    // The sizes of the defaults of transformers, configuration_flex_olmo.py; the published
+    // config.json was not seen.
+    presets: &[Preset {
+        name: "flexolmo-7x7b",
+        description: "FlexOlmo-7x7B: 32 layers of attention, 7 experts, 5 per token; 19 GB",
+        sizes: PresetSizes { parameters: 33.3, active: 24.2, expert_mb: 76.09 },
+        config: published!("flex_olmo/flexolmo-7x7b.json"),
+    }],
     ..Family::new(blueprint)
 };
 

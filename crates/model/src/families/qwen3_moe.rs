@@ -29,13 +29,24 @@ pub(super) const FAMILY: Family = Family {
             checked: "transformers",
         },
     ],
-    // Source: huggingface.co/Qwen/Qwen3-30B-A3B, config.json.
-    presets: &[Preset {
-        name: "qwen3-30b-a3b",
-        description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
-        sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
-        config: published!("qwen3_moe/qwen3-30b-a3b.json"),
-    }],
+    presets: &[
+        // Source: huggingface.co/Qwen/Qwen3-30B-A3B, config.json.
+        Preset {
+            name: "qwen3-30b-a3b",
+            description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
+            sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
+            config: published!("qwen3_moe/qwen3-30b-a3b.json"),
+        },
+        // The language model only. The model of huggingface.co/Qwen/Qwen3-Omni-30B-A3B-Instruct,
+        // not compared with its config.json.
+        Preset {
+            name: "qwen3-omni-30b-a3b",
+            description: "Qwen3-Omni-30B-A3B (text): 48 layers of attention, 128 experts, 8 per \
+                 token; 17 GB",
+            sizes: PresetSizes { parameters: 30.53, active: 3.1, expert_mb: 2.65 },
+            config: published!("qwen3_moe/qwen3-omni-30b-a3b.json"),
+        },
+    ],
     gguf: gguf::ARCHITECTURES,
     ..Family::new(blueprint)
 };

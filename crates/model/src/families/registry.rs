@@ -65,6 +65,8 @@ const FAMILIES: &[Family] = &[
     super::cohere2_moe::FAMILY,
     super::phimoe::FAMILY,
     super::gpt_oss::FAMILY,
+    super::flint::FAMILY,
+    super::kolibri1::FAMILY,
     super::minimax_m2::FAMILY,
     super::minimax_m3::FAMILY,
     super::gemma4::FAMILY,

@@ -147,9 +147,11 @@ struct Prefixes {
 impl Prefixes {
     /// Detects which of the known prefixes a checkpoint uses.
     fn find(source: &dyn TensorSource) -> Result<Self, Error> {
+        const THINKER: &str = "thinker.language_model.model";
         let (embedding, head_name) = ("embed_tokens", "lm_head");
         let known = [
             Self { model: "thinker.model", embedding, head: "thinker.", head_name },
+            Self { model: THINKER, embedding, head: "thinker.language_model.", head_name },
             Self { model: "language_model.model", embedding, head: "language_model.", head_name },
             Self { model: "model.language_model", embedding, head: "", head_name },
             Self { model: "model", embedding, head: "", head_name },

@@ -112,6 +112,7 @@ const KEY_NAMES: [KeyNames; 18] = [
             "moe_router_score_func",
             "moe_router_activation",
             "moe_router_activation_func",
+            "router_score_function",
         ],
     },
     KeyNames {

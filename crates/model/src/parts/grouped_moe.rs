@@ -39,7 +39,7 @@ pub(crate) struct GroupedMoe {
     scoring_func: Option<String>,
     pub(crate) norm_topk_prob: Option<bool>,
     pub(crate) routed_scaling_factor: Option<f32>,
-    first_k_dense_replace: Option<usize>,
+    pub(crate) first_k_dense_replace: Option<usize>,
     /// Interval of layers with experts, or for each layer whether it has them: 0 or 1.
     moe_layer_freq: Option<PerLayer<usize>>,
     /// `dense` or `sparse` for each layer, instead of the two keys above.

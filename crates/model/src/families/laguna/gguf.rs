@@ -1,7 +1,7 @@
 //! Keys and names of tensors in GGUF.
 
 use crate::parts::gguf::{
-    experts::DENSE_LAYERS,
+    experts::{DENSE_LAYERS, ROUTER_NORMALIZES},
     heads::{
         FullLayer, PATTERN_OF_LAYERS, ROPE_BY_TYPE, UNREAD_WINDOW, head_width, layer_types, slides,
         write_heads_by_layer, write_rotated_by_kind,
@@ -18,20 +18,8 @@ pub(in super::super) const ARCHITECTURES: &[GgufArchitecture] = &[GgufArchitectu
     ..PLAIN
 }];
 
-const ROUTER: &[KeyRow] = &[
-    SIGMOID_SCORES,
-    NORMALIZED,
-    // Some configs leave it out.
-    writes(Place::Routers, |keys| {
-        let name = key::NORMALIZED;
-        let moe = keys.blueprint.moe_layers().next();
-        if let Some((_, moe)) = moe.filter(|_| !keys.has(name)) {
-            keys.push(name, KeyValue::Bool(moe.router.normalize));
-        }
-    }),
-    ROUTED_SCALE,
-    DENSE_LAYERS,
-];
+const ROUTER: &[KeyRow] =
+    &[SIGMOID_SCORES, NORMALIZED, ROUTER_NORMALIZES, ROUTED_SCALE, DENSE_LAYERS];
 
 const ATTENTION: &[KeyRow] = &[
     group(Place::Heads, read_heads, |keys| {

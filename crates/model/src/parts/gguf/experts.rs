@@ -77,6 +77,21 @@ pub(crate) const EXPERT_BY_NAME: &[KeyRow] =
 pub(crate) const NORMALIZED: KeyRow =
     flag("norm_topk_prob", "expert_weights_norm").or(Fixed::Flag(false));
 
+/// The same in files of configs that leave it out.
+pub(crate) const ROUTER_NORMALIZES: KeyRow = writes(Place::Routers, |keys| {
+    let name = key::NORMALIZED;
+    let moe = keys.blueprint.moe_layers().next();
+    if let Some((_, moe)) = moe.filter(|_| !keys.has(name)) {
+        keys.push(name, KeyValue::Bool(moe.router.normalize));
+    }
+});
+
+/// One shared expert, of which configs state the width.
+pub(crate) const ONE_SHARED: &[KeyRow] = &[
+    uniform("shared_expert_intermediate_size", key::SHARED_WIDTH).needed(),
+    writes(Place::Routers, |keys| keys.push_integer("expert_shared_count", 1)),
+];
+
 /// Factor on the weights of experts.
 pub(crate) const ROUTED_SCALE: KeyRow = number("routed_scaling_factor", "expert_weights_scale")
     .or(Fixed::Number(1.0))
