@@ -107,6 +107,19 @@ def unsharded(tensors, config):
     return out
 
 
+def padded(tensors, counts):
+    """Tensors of a pruned model, with experts of zeros in the layers that have fewer; `prune` cuts them off."""
+    out, most = dict(tensors), max(counts)
+    for name, value in tensors.items():
+        layer, _, module = name.removeprefix("model.layers.").partition(".")
+        missing = range(counts[int(layer)], most) if module.startswith("mlp.") else ()
+        if module == "mlp.gate.weight":
+            out[name] = torch.cat([value, value.new_zeros(len(missing), value.shape[1])])
+        elif module.startswith("mlp.experts.0."):
+            out |= {name.replace("experts.0.", f"experts.{i}."): torch.zeros_like(value) for i in missing}
+    return out
+
+
 # --- the model ------------------------------------------------------------------------------------
 
 
@@ -125,6 +138,16 @@ def recurrent(model):
                 lambda *args, chunk_size=None, rule=rule, **more: rule(*args, **more))
 
 
+def prune(model, counts):
+    """Leaves the first experts of each layer."""
+    for layer, count in zip(model.model.layers, counts):
+        for module in layer.mlp.modules():
+            for name, value in module.named_parameters(recurse=False):
+                if hasattr(module, "num_experts"):
+                    setattr(module, name, torch.nn.Parameter(value[:count].clone(), requires_grad=False))
+            module.num_experts = count
+
+
 class Reference:
     """A checkpoint in transformers: weights upcast exactly to f32, eager attention, on the CPU. `changes`: keys of the
     config that transformers needs and publishers do not write."""
@@ -138,6 +161,9 @@ class Reference:
         if "quantization_config" in self.config:
             tensors = dequantized(tensors, self.config)
         tensors = unsharded(tensors, self.config)
+        counts = self.config.get("per_layer_num_experts")
+        if counts:
+            tensors = padded(tensors, counts)
         if "thinker_config" in config:  # A model that listens and speaks: its thinker alone.
             config = config["thinker_config"]
             tensors = {name.removeprefix("thinker."): v for name, v in tensors.items()}
@@ -149,6 +175,8 @@ class Reference:
             factory = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
             self.model = factory.from_pretrained(
                 temp, config=known, dtype=torch.float32, attn_implementation="eager").float().eval()
+        if counts:
+            prune(self.model, counts)
         recurrent(self.model)
 
     def start(self):

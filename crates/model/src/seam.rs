@@ -20,6 +20,7 @@ pub use crate::checkpoint::{
     frame::{ALIGN, Frame, FrameError, digest},
     model_id::hex_digest,
 };
+pub use crate::config_notes::config_notes;
 pub use crate::families::{
     ModelRow, Preset, PresetSizes, gguf_architectures, model_rows, presets, supported,
 };
@@ -30,4 +31,3 @@ pub use crate::parts::gguf::{
     writer::{KeyList, KeyValue},
 };
 pub use crate::parts::ngram_memory::{NgramBase, base_for_rows};
-pub use crate::untied_head::untied_head;

@@ -31,7 +31,7 @@ const MAX_LAYERS: u64 = 4096;
 const MAX_EXPERTS: usize = 1 << 16;
 
 /// Config lists with one entry per layer, or texts with a letter for each.
-const LAYER_LISTS: [&str; 18] = [
+const LAYER_LISTS: [&str; 19] = [
     "compress_ratios",
     "layer_types",
     "layers_block_type",
@@ -50,6 +50,7 @@ const LAYER_LISTS: [&str; 18] = [
     "moe_intermediate_size",
     "moe_topk",
     "num_shared_expert",
+    "per_layer_num_experts",
 ];
 
 /// A key that published configs do not have, and that is not written: keeps `kv_b_proj` of latent

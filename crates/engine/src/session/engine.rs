@@ -15,7 +15,7 @@ use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFo
 use moeflux_model::{
     blueprint::Blueprint,
     checkpoint::{Checkpoint, MatrixSource, ModelId},
-    seam::{LayerState, ReadAhead, blank_weights, check_tails, untied_head},
+    seam::{LayerState, ReadAhead, blank_weights, check_tails, config_notes},
 };
 use moeflux_sampling::EndTokens;
 
@@ -400,7 +400,7 @@ impl Engine {
         let counters = Arc::clone(runtime.model.expert_counters());
         // Fills the page cache, on which the access to experts depends.
         notes.extend(blank_weights(&checkpoint, &blueprint));
-        notes.extend(untied_head(&checkpoint, &blueprint));
+        notes.extend(config_notes(&checkpoint, &blueprint));
         let runtime = Arc::new(Mutex::new(runtime));
         // Experts that all have a slot are loaded already.
         let hottest = uses.as_ref().filter(|_| !plan.holds_all);

@@ -84,6 +84,11 @@ pub trait TensorSource {
     /// Whether a tensor of exactly this name exists.
     fn has(&self, tensor: &str) -> bool;
 
+    /// Rows of a tensor of two dimensions; `None` if there is none, or if only its name is known.
+    fn rows(&self, _tensor: &str) -> Option<usize> {
+        None
+    }
+
     /// Whether the matrix `name` exists, in any format. `name` is without `.weight`.
     fn has_matrix(&self, name: &str) -> bool {
         self.has(&format!("{name}.weight"))

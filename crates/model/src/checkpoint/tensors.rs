@@ -53,6 +53,13 @@ impl TensorSource for Checkpoint {
         self.tensors.contains_key(tensor)
     }
 
+    fn rows(&self, tensor: &str) -> Option<usize> {
+        match self.tensors.get(tensor)?.shape[..] {
+            [rows, _] => Some(rows),
+            _ => None,
+        }
+    }
+
     fn tensor_bytes(&self) -> Box<dyn Iterator<Item = (&str, u64)> + '_> {
         Box::new(self.tensors().map(|(name, t)| (name, t.bytes)))
     }

@@ -13,7 +13,8 @@ use super::prelude::*;
 use crate::{
     blueprint::RouterNorm,
     parts::{
-        expert_tensors::{ExpertKeys, ExpertSizes, experts},
+        expert_sizes::{ExpertKeys, ExpertSizes},
+        expert_tensors::experts,
         gqa::{GqaProjections, gqa_of, gqa_shape},
         rope::RopeByType,
     },
@@ -188,7 +189,7 @@ fn feed_forward(config: &Gemma4Config, layer: &Scope<'_>) -> Result<FeedForwardB
         intermediate: "moe_intermediate_size",
     };
     let top_k = config.top_k_experts.unwrap_or(0);
-    sizes.check(layer.source, top_k, &keys)?;
+    let sizes = sizes.of_router(layer, "router.proj", top_k, &keys)?;
     let tensors = ExpertTensors::new(layer.child("experts.switch_glu"), layer.child("experts"));
     let router = layer.linear("router.proj", sizes.count, hidden)?;
     let router_norm = RouterNorm {

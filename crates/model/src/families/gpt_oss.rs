@@ -13,9 +13,11 @@ use super::prelude::*;
 use crate::{
     blueprint::LayerExperts,
     checkpoint::source::{StackLayout, StackRequest},
-    parts::expert_tensors::{
-        ExpertKeys, ExpertMatrix, ExpertSizes, InterleavedBiases, InterleavedExperts, expert_bias,
-        experts,
+    parts::{
+        expert_sizes::{ExpertKeys, ExpertSizes},
+        expert_tensors::{
+            ExpertMatrix, InterleavedBiases, InterleavedExperts, expert_bias, experts,
+        },
     },
 };
 
@@ -104,7 +106,7 @@ fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
         intermediate: "intermediate_size",
     };
     let top_k = config.num_experts_per_tok;
-    sizes.check(mlp.source, top_k, &keys)?;
+    let sizes = sizes.of_router(mlp, "router", top_k, &keys)?;
     let stacked = mlp.child("experts");
     let experts = if stacked.has("gate_proj.weight") {
         experts(&ExpertTensors::new(stacked.clone(), stacked), sizes)?

@@ -9,7 +9,8 @@ mod gguf;
 use super::prelude::*;
 use crate::parts::{
     config::PerLayer,
-    expert_tensors::{ExpertKeys, ExpertSizes, experts},
+    expert_sizes::{ExpertKeys, ExpertSizes},
+    expert_tensors::experts,
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -92,7 +93,7 @@ fn feed_forward(
         intermediate: own.map_or(Ok(width), |own| own.of(source, keys.intermediate, layer))?,
     };
     let top_k = config.moe_topk.of(source, keys.top_k, layer)?;
-    sizes.check(source, top_k, &keys)?;
+    let sizes = sizes.of_router(mlp, "gate.wg", top_k, &keys)?;
     let shared = mlp.child("shared_mlp");
     let shared = shared.has_matrix("gate_proj").then(|| -> Result<_, Error> {
         let key = "num_shared_expert";

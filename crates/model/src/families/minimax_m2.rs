@@ -7,7 +7,10 @@
 mod gguf;
 
 use super::prelude::*;
-use crate::parts::expert_tensors::{ExpertKeys, ExpertSizes, experts};
+use crate::parts::{
+    expert_sizes::{ExpertKeys, ExpertSizes},
+    expert_tensors::experts,
+};
 
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
@@ -77,7 +80,7 @@ fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error>
         top_k: "num_experts_per_tok",
         intermediate: "intermediate_size",
     };
-    sizes.check(moe.source, config.num_experts_per_tok, &keys)?;
+    let sizes = sizes.of_router(moe, "gate", config.num_experts_per_tok, &keys)?;
     let scoring = config.scoring_func.as_deref();
     Require(moe.source).one_of("scoring_func", scoring, &["sigmoid"])?;
     let tensors = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };

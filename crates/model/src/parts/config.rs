@@ -131,7 +131,7 @@ const KEY_NAMES: [KeyNames; 18] = [
 ];
 
 /// The config of the language model.
-fn text_config(source: &dyn TensorSource) -> &Value {
+pub(crate) fn text_config(source: &dyn TensorSource) -> &Value {
     text_config::text_config(source.config())
 }
 
@@ -246,16 +246,19 @@ pub(crate) fn check_layers(
     Ok(())
 }
 
+/// Largest size in a config: products of a few cannot overflow.
+pub(crate) const MAX_SIZE: usize = 1 << 24;
+
 /// Checks on the values of a config. Errors name the key.
 pub(crate) struct Require<'a>(pub(crate) &'a dyn TensorSource);
 
 impl Require<'_> {
-    /// Requires sizes of at least 1, and small enough that products of a few cannot overflow.
+    /// Requires sizes from 1 to [`MAX_SIZE`].
     pub(crate) fn sizes(&self, sizes: &[(&str, usize)]) -> Result<(), Error> {
-        match sizes.iter().find(|(_, n)| *n == 0 || *n > 1 << 24) {
+        match sizes.iter().find(|(_, n)| !(1..=MAX_SIZE).contains(n)) {
             Some((name, n)) => Err(config_error(
                 self.0,
-                format!("\"{name}\" is {n}: a size from 1 to {} is needed", 1 << 24),
+                format!("\"{name}\" is {n}: a size from 1 to {MAX_SIZE} is needed"),
             )),
             None => Ok(()),
         }

@@ -6,7 +6,8 @@ use moeflux_base::Error;
 use moeflux_ops::{ExpertShape, FileLayout, MatrixShape, OutputOrder, PlaneLayout, Scalar};
 
 use super::{
-    config::{Require, config_error},
+    config::config_error,
+    expert_sizes::ExpertSizes,
     scope::{PROJECTIONS, Scope},
 };
 use crate::{
@@ -14,47 +15,12 @@ use crate::{
     checkpoint::{
         InputOrder, MatrixStack, Segment,
         location::ShardLocation,
-        source::{StackLayout, StackRequest, TensorSource},
+        source::{StackLayout, StackRequest},
     },
 };
 
 /// Projections of an expert under the names of Mixtral, which others took over.
 pub(crate) const W_PROJECTIONS: [&str; 3] = ["w1", "w3", "w2"];
-
-/// Number and sizes of a layer's experts.
-#[derive(Clone, Copy)]
-pub(crate) struct ExpertSizes {
-    pub(crate) count: usize,
-    pub(crate) hidden: usize,
-    pub(crate) intermediate: usize,
-}
-
-/// Config keys of the values that [`ExpertSizes::check`] checks, for error messages.
-pub(crate) struct ExpertKeys {
-    pub(crate) count: &'static str,
-    pub(crate) top_k: &'static str,
-    pub(crate) intermediate: &'static str,
-}
-
-impl ExpertSizes {
-    /// Checks the sizes and the number of experts per token.
-    pub(crate) fn check(
-        &self,
-        source: &dyn TensorSource,
-        top_k: usize,
-        keys: &ExpertKeys,
-    ) -> Result<(), Error> {
-        let require = Require(source);
-        require.sizes(&[
-            (keys.count, self.count),
-            (keys.top_k, top_k),
-            (keys.intermediate, self.intermediate),
-        ])?;
-        require.that(top_k <= self.count, || {
-            format!("\"{}\" is {top_k}, of {} experts", keys.top_k, self.count)
-        })
-    }
-}
 
 /// Names of a layer's expert tensors in the known layouts.
 pub(crate) struct ExpertTensors<'a> {

@@ -9,7 +9,8 @@ use serde::Deserialize;
 
 use super::{
     config::{PerLayer, Require, config_error},
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts, experts_without_gate},
+    expert_sizes::{ExpertKeys, ExpertSizes},
+    expert_tensors::{ExpertTensors, experts, experts_without_gate},
     scope::{PROJECTIONS, Scope},
 };
 use crate::{
@@ -190,7 +191,7 @@ impl GroupedMoe {
             top_k: "num_experts_per_tok",
             intermediate: "moe_intermediate_size",
         };
-        sizes.check(mlp.source, self.num_experts_per_tok, &keys)?;
+        let sizes = sizes.of_router(mlp, style.router, self.num_experts_per_tok, &keys)?;
         let (stacked, hub) = (mlp.child(style.stacked), mlp.child(style.experts));
         let projections = style.projections;
         let tensors = ExpertTensors { projections, ..ExpertTensors::new(stacked, hub) };

@@ -9,6 +9,7 @@
 pub(crate) mod body;
 pub(crate) mod config;
 pub(crate) mod drafter;
+pub(crate) mod expert_sizes;
 pub(crate) mod expert_tensors;
 pub(crate) mod gguf;
 pub(crate) mod gqa;

@@ -50,6 +50,12 @@ impl<'a> Scope<'a> {
         &self.prefix
     }
 
+    /// Index of the layer that the module is in.
+    pub(crate) fn layer(&self) -> Option<usize> {
+        let (_, rest) = self.prefix.split_once("layers.")?;
+        rest.split('.').next()?.parse().ok().filter(|_| !self.prefix.contains("mtp"))
+    }
+
     /// Full name of a tensor or module.
     pub(crate) fn path(&self, name: &str) -> String {
         match self.prefix.as_str() {

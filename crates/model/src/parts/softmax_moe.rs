@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use super::{
     config::Require,
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    expert_sizes::{ExpertKeys, ExpertSizes},
+    expert_tensors::{ExpertTensors, experts},
     scope::Scope,
 };
 use crate::{
@@ -118,7 +119,7 @@ impl SoftmaxMoe {
             top_k: "num_experts_per_tok",
             intermediate: "moe_intermediate_size",
         };
-        sizes.check(mlp.source, self.num_experts_per_tok, &keys)?;
+        let sizes = sizes.of_router(mlp, style.router, self.num_experts_per_tok, &keys)?;
         let shared_key = "shared_expert_intermediate_size";
         let shared_size = match self.shared_expert_intermediate_size {
             None if mlp.has("shared_expert.gate_proj.weight") => {
