@@ -175,6 +175,9 @@ class Reference:
             factory = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
             self.model = factory.from_pretrained(
                 temp, config=known, dtype=torch.float32, attn_implementation="eager").float().eval()
+        for name, module in self.model.named_modules():
+            if name.endswith(("q_a_layernorm", "kv_a_layernorm")):  # docs/references.md
+                module.variance_epsilon = known.get_text_config().rms_norm_eps
         if counts:
             prune(self.model, counts)
         recurrent(self.model)

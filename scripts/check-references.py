@@ -145,10 +145,10 @@ def sparse_mla(config, w, ids, interleaved, late):
         p = f"model.layers.{i}."
         a = p + "self_attn."
         t = rms_norm(x, w[p + "input_layernorm.weight"], eps)
-        latent_q = rms_norm(t @ w[a + "q_a_proj.weight"].T, w[a + "q_a_layernorm.weight"], 1e-6)
+        latent_q = rms_norm(t @ w[a + "q_a_proj.weight"].T, w[a + "q_a_layernorm.weight"], eps)
         q = (latent_q @ w[a + "q_b_proj.weight"].T).reshape(n, heads, nope + rope)
         kv = t @ w[a + "kv_a_proj_with_mqa.weight"].T
-        latent = rms_norm(kv[:, :rank], w[a + "kv_a_layernorm.weight"], 1e-6)
+        latent = rms_norm(kv[:, :rank], w[a + "kv_a_layernorm.weight"], eps)
         k_rope = rotate(kv[:, None, rank:], inverse, concentration, interleaved=True)[:, 0]
         q_rope = rotate(q[..., nope:], inverse, concentration, interleaved=True)
         key = np.einsum("tr,hdr->thd", latent, np.swapaxes(w[a + "embed_q.weight"], 1, 2))

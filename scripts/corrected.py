@@ -9,6 +9,7 @@ functions of mlx-lm:
   clamped SwiGLU     honours `swiglu_limit` (gpt_oss)
   indexer            LayerNorm with epsilon 1e-6 (deepseek_v32, glm_moe_dsa); `indexer_types`: a
                      shared one uses the positions of the last full one (glm_moe_dsa)
+  norms of latents   have the epsilon `rms_norm_eps` (all latent attention)
   kv_b_proj          if quantized: dequantized, and not quantized again after the split
   FP8 blocks         dequantized to f32, not rounded to bf16
   extra layers       of multi-token prediction are removed at any depth
@@ -149,8 +150,10 @@ def load(folder):
         model, config = mlx_utils.load_model(folder)
     model.set_dtype(mx.float32)
     scaling = text.get("rope_scaling") or {}
-    for module in model.modules():
-        if isinstance(module, YarnRoPE) and not scaling.get("truncate", True):
+    for name, module in model.named_modules():
+        if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
+            module.eps = text["rms_norm_eps"]
+        elif isinstance(module, YarnRoPE) and not scaling.get("truncate", True):
             module._freqs = yarn_periods(module.dims, text["rope_theta"], scaling)
         elif isinstance(module, SwigluOAI):
             module._limit = text.get("swiglu_limit", 7.0)

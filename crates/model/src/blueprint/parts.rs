@@ -228,8 +228,6 @@ pub struct MlaBlueprint {
     pub kv_a_proj_with_mqa: LinearSource,
     /// `kv_lora_rank` elements.
     pub kv_a_layernorm: VectorSource,
-    /// Epsilon of the norms of latents.
-    pub latent_eps: f32,
     /// Projections from the latent to keys and values.
     pub kv_b: LatentHeads,
     /// Sigmoid gate on the output of attention: `(heads, hidden)` for a gate per head, or

@@ -199,9 +199,6 @@ pub(super) struct LatentStyle {
     pub(super) rope: RopeShape,
 }
 
-/// Epsilon of the norms of latents: fixed in DeepSeek's reference code, whatever `rms_norm_eps` is.
-const LATENT_EPS: f32 = 1e-6;
-
 /// Latent attention to all positions, without a gate.
 pub(super) fn attention(
     config: &DeepseekV3Config,
@@ -248,7 +245,6 @@ pub(super) fn attention(
         q,
         kv_a_proj_with_mqa: attention.linear("kv_a_proj_with_mqa", latent + rotated, hidden)?,
         kv_a_layernorm: attention.norm("kv_a_layernorm", latent)?,
-        latent_eps: LATENT_EPS,
         kv_b,
         gate_proj: None,
         o_proj: attention.linear(style.output, hidden, heads * value)?,

@@ -198,8 +198,7 @@ impl Glm5NextConfig {
         };
         // Unlike other models of latent attention, its norms of latents have the config's epsilon.
         let attention = attention(&self.base, style, self_attn)?;
-        let latent_eps = self.base.body.rms_norm_eps.unwrap_or(attention.latent_eps);
-        Ok(MlaBlueprint { sparse: Some(sparse), latent_eps, ..attention })
+        Ok(MlaBlueprint { sparse: Some(sparse), ..attention })
     }
 
     /// Pools that the indexer chooses, within the model's positions.

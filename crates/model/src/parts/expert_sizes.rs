@@ -49,6 +49,7 @@ impl ExpertSizes {
             }
         };
         require.sizes(&[
+            (keys.count, self.count),
             (count_key, count),
             (keys.top_k, top_k),
             (keys.intermediate, self.intermediate),

@@ -34,7 +34,6 @@ pub(crate) struct Mla {
     q: QueryProjection,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: Buffer,
-    latent_eps: f32,
     /// Order of the latents in the KV cache: that of the inputs of `kv_b_proj`.
     latent_order: Option<Buffer>,
     embed_q: HeadMatrix,
@@ -214,7 +213,6 @@ impl Mla {
             q,
             kv_a_proj_with_mqa: loader.linear(&blueprint.kv_a_proj_with_mqa)?,
             kv_a_layernorm,
-            latent_eps: blueprint.latent_eps,
             latent_order,
             embed_q,
             unembed_out,
@@ -254,7 +252,7 @@ impl Mla {
             QueryProjection::LowRank { q_a_proj, q_a_layernorm, q_b_proj, rank } => {
                 let latent = step.buffer(Q_LATENT, *rank);
                 step.mat_mul(x, *q_a_proj, latent)?;
-                step.norm(latent, Some(*q_a_layernorm), self.latent_eps)?;
+                step.norm(latent, Some(*q_a_layernorm), step.eps)?;
                 step.mat_mul(latent, *q_b_proj, q.merge_heads())?;
                 Some(latent)
             }
@@ -266,7 +264,7 @@ impl Mla {
             step.mat_mul(x, gate.proj, gate.gates(step))?;
         }
         let latent = k.columns(0, kv_lora_rank);
-        let (weight, eps) = (Some(self.kv_a_layernorm), self.latent_eps);
+        let (weight, eps) = (Some(self.kv_a_layernorm), step.eps);
         let ordered = step.in_order(latent, self.latent_order)?;
         step.run(&Op::RmsNorm { x: ordered, weight, per_head: false, eps, out: latent })?;
         let rotated_key = k.columns(kv_lora_rank, rotated);
