@@ -130,6 +130,8 @@ struct LayerCounts {
 struct ExpertCounts {
     /// Experts per layer; the maximum if layers differ.
     per_layer: usize,
+    /// The minimum if layers differ, as those of pruned models may.
+    fewest_per_layer: usize,
     total: usize,
     top_k: usize,
     shared: bool,
@@ -271,14 +273,15 @@ impl InspectReport {
         };
         let (plan, device) = planned.unzip();
         let (device, device_choice) = device.map(|d| (d.name, d.reason)).unzip();
-        let experts = blueprint.moe_layers().map(|(_, m)| m.experts.count).max().map(|per_layer| {
-            ExpertCounts {
+        let counts = || blueprint.moe_layers().map(|(_, m)| m.experts.count);
+        let experts =
+            counts().min().zip(counts().max()).map(|(fewest_per_layer, per_layer)| ExpertCounts {
                 per_layer,
+                fewest_per_layer,
                 total: blueprint.experts(),
                 top_k: blueprint.max_top_k(),
                 shared: blueprint.moe_layers().any(|(_, m)| m.shared.is_some()),
-            }
-        });
+            });
         Self {
             model,
             architecture: blueprint.model_type.clone(),
@@ -530,9 +533,13 @@ impl std::fmt::Display for InspectReport {
         head.row(["layers", &format!("{}: {}", l.total, parts.join(", "))]);
         if let Some(e) = &self.experts {
             let shared = if e.shared { ", and a shared one" } else { "" };
+            let fewest = match e.fewest_per_layer < e.per_layer {
+                true => format!("{} to ", e.fewest_per_layer),
+                false => String::new(),
+            };
             head.row([
                 "experts",
-                &format!("{} per layer, {} per token{shared}", e.per_layer, e.top_k),
+                &format!("{fewest}{} per layer, {} per token{shared}", e.per_layer, e.top_k),
             ]);
         }
         head.row([

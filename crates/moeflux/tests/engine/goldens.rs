@@ -89,7 +89,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-pub(crate) const KINDS: [&str; 28] = [
+pub(crate) const KINDS: [&str; 30] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -118,6 +118,8 @@ pub(crate) const KINDS: [&str; 28] = [
     "granitemoehybrid_hub",
     "nemotron_h_hub",
     "nemotron_h_latent_hub",
+    "kolibri1_hub",
+    "qwen3_moe_ragged_hub",
 ];
 
 /// Goldens whose weights are laid out anew where they land.
