@@ -31,8 +31,8 @@ fn pruned_experts(checkpoint: &Checkpoint, blueprint: &Blueprint) -> Option<Stri
     let others: Vec<_> = counts.filter(|(_, count)| *count as f64 != said).collect();
     let (layer, count) = others.first()?;
     Some(format!(
-        "{} of its layers have another number of experts than the {said} of the config, such as \
-         layer {layer} with {count}: the numbers of the routers' rows are used",
+        "layers with another number of experts than the {said} of the config: {}, such as layer \
+         {layer} with {count}; the numbers of the routers' rows are used",
         others.len()
     ))
 }
@@ -73,6 +73,6 @@ mod tests {
             config.as_object_mut().unwrap().remove(BY_LAYER);
         });
         assert_eq!(plain.len(), 1);
-        assert!(plain[0].contains("2 of its layers") && plain[0].contains("layer 1 with 3"));
+        assert!(plain[0].contains("the config: 2, such as") && plain[0].contains("layer 1 with 3"));
     }
 }
