@@ -211,6 +211,13 @@ const EXPORTS: &[Export] = &[
         ..COMMON
     },
     Export {
+        model_types: &["flex_olmo"],
+        // A norm after attention would amplify what all tokens share.
+        growth: Growth { mixer: 1.0, experts: 1.0 },
+        values_have_lead: false,
+        ..COMMON
+    },
+    Export {
         model_types: &["flint"],
         prefix: "language_model.",
         // The shared expert is not gated.

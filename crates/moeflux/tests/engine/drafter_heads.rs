@@ -337,7 +337,7 @@ fn drafters_that_do_not_fit_are_refused() {
     assert!(other.contains("expected \"hidden_size\" 256") || other.contains("got 256"), "{other}");
     let cases = [
         (config.replace("qwen3_5_mtp", "eagle3"), weights, "got \"eagle3\""),
-        (config.replace("\"num_experts\": 32", "\"num_experts\": 33"), weights, "33"),
+        (config.replace("_per_tok\": 4", "_per_tok\": 33"), weights, "33, of 32 experts"),
         (config.to_owned(), &weights[..weights.len() / 2], "model.safetensors"),
     ];
     for (config, weights, part) in cases {

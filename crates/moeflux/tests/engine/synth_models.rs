@@ -22,7 +22,9 @@ fn preset(name: &str) -> Value {
 }
 
 fn text(config: &mut Value) -> &mut Value {
-    if config.get("text_config").is_some() { &mut config["text_config"] } else { config }
+    let places = ["/thinker_config/text_config", "/text_config"];
+    let place = places.into_iter().find(|place| config.pointer(place).is_some());
+    config.pointer_mut(place.unwrap_or("")).unwrap()
 }
 
 /// A small model of an architecture.

@@ -63,7 +63,7 @@ macro_rules! words {
 /// Name of the pre-tokenizer of files that name none.
 const DEFAULT: &str = "default";
 
-const PRE_TOKENIZERS: [PreTokenizer; 19] = [
+const PRE_TOKENIZERS: [PreTokenizer; 20] = [
     // The default of llama.cpp: no model was trained with it.
     PreTokenizer {
         names: &[DEFAULT],
@@ -93,12 +93,17 @@ const PRE_TOKENIZERS: [PreTokenizer; 19] = [
     },
     PreTokenizer {
         names: &["deepseek-v3"],
+        patterns: &[r"\p{N}{1,3}", EAST_ASIAN, DEEPSEEK_WORDS],
+        adds_bos: true,
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["flint"],
         patterns: &[
             r"\p{N}{1,3}",
-            r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+",
-            DEEPSEEK_WORDS,
+            EAST_ASIAN,
+            concat!(words!(""), r"| ?[\p{P}\p{S}]+[\r\n]*", spaces!()),
         ],
-        adds_bos: true,
         ..PLAIN
     },
     PreTokenizer {
@@ -192,6 +197,9 @@ const PRE_TOKENIZERS: [PreTokenizer; 19] = [
         ..PLAIN
     },
 ];
+
+/// Runs of East Asian scripts.
+const EAST_ASIAN: &str = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+";
 
 /// Words after numbers and East Asian scripts are cut off.
 const DEEPSEEK_WORDS: &str = concat!(
@@ -324,6 +332,11 @@ mod tests {
                 "tekken",
                 "I|'ll| pay| |1|2|3|4|5|6|7| €|1|2|,| don|'t|\r\n\r\n| | go|!ÀB| λόγος| \
                  你好한국x| a|1|\t| x日本|.|Ⅷ|  ",
+            ),
+            (
+                "flint",
+                "I'll| pay| |123|456|7| €|12|,| don't|\r\n\r\n| | go|!ÀB| λόγος| |你好|한국x| a|1|\t| \
+                 x|日本|.|Ⅷ|  ",
             ),
             (
                 "cohere2moe",
