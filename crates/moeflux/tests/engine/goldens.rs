@@ -89,7 +89,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-pub(crate) const KINDS: [&str; 30] = [
+pub(crate) const KINDS: [&str; 31] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -120,6 +120,7 @@ pub(crate) const KINDS: [&str; 30] = [
     "nemotron_h_latent_hub",
     "kolibri1_hub",
     "qwen3_moe_ragged_hub",
+    "flex_olmo_hub",
 ];
 
 /// Goldens whose weights are laid out anew where they land.
